@@ -1,0 +1,1193 @@
+"""Proximal Policy Optimization (PPO): many small policy steps on one rollout, kept close to the
+policy that collected it by clipping the probability ratio.
+
+Papers    PPO arXiv 1707.06347; GAE arXiv 1506.02438; which details matter: arXiv 2006.05990.
+Run       python algos/ppo.py                                         CartPole-v1
+          python algos/ppo.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
+
+Expect    on two CPU cores, the default settings: a greedy return of 500 on CartPole-v1 in under ten
+          seconds, imports included.
+
+Deliberate differences from the papers, all of them common practice but the last:
+- advantages are normalised in each minibatch; the gradient's norm is clipped; Adam with eps 1e-5;
+- weights start orthogonal, the policy's last layer a hundred times smaller than the others;
+- an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import pickle
+import platform
+import signal
+import sys
+import time
+import tomllib
+import zipfile
+import zlib
+from collections import deque
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+
+ALGO = "ppo"
+
+
+@dataclass
+class Args:
+    env_id: str = "CartPole-v1"
+    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
+    seed: int = 1
+    """Rules the whole run: same machine, same command, same seed, same weights."""
+    total_timesteps: int = 76_800
+    """Training budget, summed over all environments [steps]."""
+    num_envs: int = 8
+    """Environments stepped side by side."""
+    num_steps: int = 32
+    """Length of a rollout in each environment [steps]."""
+    learning_rate: float = 2e-3
+    """Adam's step size, at the start."""
+    anneal_lr: bool = True
+    """Lowers the learning rate linearly to final_learning_rate."""
+    final_learning_rate: float = 0.0
+    """Where the learning rate ends."""
+    anneal_steps: int | None = None
+    """Length of every linear schedule [steps]; None: total_timesteps."""
+    gamma: float = 0.98
+    """Discount factor."""
+    gae_lambda: float = 0.8
+    """Weight of longer returns in the advantage: 0 is one-step TD, 1 is Monte Carlo."""
+    num_minibatches: int = 1
+    """Minibatches in one epoch."""
+    update_epochs: int = 10
+    """Passes over each rollout."""
+    norm_adv: bool = True
+    """Normalises the advantages in each minibatch to mean 0 and standard deviation 1."""
+    clip_coef: float = 0.2
+    """How far the probability ratio may move from 1 before its gradient stops."""
+    anneal_clip: bool = True
+    """Lowers clip_coef linearly to 0, beside the learning rate."""
+    clip_vloss: bool = False
+    """Clips the change of the value as well, by clip_coef [units of return]."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Longest gradient, over all parameters together."""
+    target_kl: float | None = None
+    """Ends the epochs of an update once the mean KL of one whole epoch exceeds it [nats]; None: never."""
+    norm_obs: bool = False
+    """Normalises observations by the running mean and variance of those acted on."""
+    norm_reward: bool = False
+    """Divides rewards by the running standard deviation of the discounted return."""
+    hidden_size: int = 64
+    """Width of both hidden layers of the policy's and of the value's network."""
+    checkpoint_frequency: int = 100_000
+    """Steps between checkpoints, rounded up to whole rollouts. Each one ends all running episodes."""
+
+    def __post_init__(self):
+        require_at_least(
+            self, 1, "total_timesteps num_envs num_steps num_minibatches update_epochs"
+        )
+        require_at_least(self, 1, "hidden_size checkpoint_frequency")
+        require_at_least(
+            self, 0, "seed learning_rate final_learning_rate clip_coef ent_coef vf_coef"
+        )
+        require_fraction(self, "gamma gae_lambda")
+        if self.anneal_steps is not None and self.anneal_steps < 1:
+            raise ValueError(f"anneal_steps={self.anneal_steps} must be at least 1, or None")
+        if self.max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0")
+        if self.target_kl is not None and self.target_kl <= 0:
+            raise ValueError(f"target_kl={self.target_kl} must be above 0, or None")
+        if self.total_timesteps % self.num_envs:
+            raise ValueError(
+                f"total_timesteps={self.total_timesteps} does not divide by num_envs={self.num_envs}"
+            )
+        if self.batch_size % self.num_minibatches or self.batch_size == self.num_minibatches:
+            raise ValueError(
+                f"a rollout of num_envs * num_steps = {self.batch_size} steps does not split into "
+                f"num_minibatches={self.num_minibatches} of equal size, two steps or more"
+            )
+        if self.total_timesteps % self.batch_size == 1:
+            raise ValueError(
+                f"total_timesteps={self.total_timesteps} leaves a last rollout of one step, "
+                "whose advantage cannot be normalised"
+            )
+
+    @property
+    def batch_size(self) -> int:  # properties, so that no flag can contradict them
+        return self.num_envs * self.num_steps
+
+    @property
+    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+        return self.batch_size
+
+    @property
+    def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
+        return self.anneal_steps is None and (self.anneal_lr or self.anneal_clip)
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was seen. Buffers, so they travel with the weights."""
+
+    def __init__(self, shape: tuple):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def update(self, x):
+        """Merges the moments of x, (batch, *shape), exactly: Chan, Golub and LeVeque 1983, eq. 2.1."""
+        x = np.asarray(x, np.float64)
+        mean, var, count = (
+            t.cpu().numpy().astype(np.float64) for t in (self.mean, self.var, self.count)
+        )
+        delta, total = x.mean(axis=0) - mean, count + len(x)
+        squares = var * count + x.var(axis=0) * len(x) + delta**2 * count * len(x) / total
+        self.mean.copy_(torch.as_tensor(mean + delta * len(x) / total))
+        self.var.copy_(torch.as_tensor(squares / total))
+        self.count += len(x)
+
+    def std(self):
+        return torch.sqrt(self.var + 1e-8)
+
+
+def layer(num_inputs: int, num_outputs: int, gain: float):
+    linear = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(linear.weight, gain)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def mlp(num_inputs: int, hidden_size: int, num_outputs: int, last_gain: float):
+    return nn.Sequential(
+        layer(num_inputs, hidden_size, math.sqrt(2)),
+        nn.Tanh(),
+        layer(hidden_size, hidden_size, math.sqrt(2)),
+        nn.Tanh(),
+        layer(hidden_size, num_outputs, last_gain),
+    )
+
+
+class Agent(nn.Module):
+    """A stochastic policy and a state value, with the statistics that both need of their inputs.
+
+    Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian with a mean for
+    each dimension and a standard deviation that does not depend on the observation. Its unit is half
+    the range between the dimension's bounds (1 where there is no bound), its origin their middle.
+    """
+
+    def __init__(self, obs_dim, num_actions=None, action_low=None, action_high=None, hidden_size=64,
+                 norm_obs=False, norm_reward=False):  # fmt: skip
+        super().__init__()
+        self.discrete = num_actions is not None
+        action_dim = num_actions if self.discrete else len(action_low)
+        # the small gain makes the first policy nearly uniform, whatever the observation
+        self.actor = mlp(obs_dim, hidden_size, action_dim, last_gain=0.01)
+        self.critic = mlp(obs_dim, hidden_size, 1, last_gain=1.0)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.zeros(action_dim))
+            self.low, self.high = low, high = np.float32(action_low), np.float32(action_high)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
+            self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
+            self.register_buffer("action_low", torch.tensor(low))  # for whoever acts by weights.npz
+            self.register_buffer("action_high", torch.tensor(high))
+        self.obs_moments = RunningMoments((obs_dim,)) if norm_obs else None
+        self.return_moments = RunningMoments(()) if norm_reward else None
+
+    def features(self, obs):  # (batch, obs_dim) of any dtype -> (batch, obs_dim) float32
+        obs = obs.float()
+        if self.obs_moments is None:
+            return obs
+        return ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
+
+    def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
+        return self.actor(self.features(obs))
+
+    def value(self, obs):  # -> (batch,)
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    def forward(self, obs):  # -> what policy(obs) and value(obs) give
+        features = self.features(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def log_prob_and_entropy(self, policy, action):  # -> (batch,), (batch,)
+        if self.discrete:
+            return categorical_log_prob_and_entropy(policy, action)
+        return gaussian_log_prob_and_entropy(policy, self.log_std, action)
+
+    @torch.no_grad()
+    def act(self, obs, rng, greedy=False):
+        """(num_envs, obs_dim) -> (num_envs,) or (num_envs, action_dim): sampled, or the likeliest."""
+        policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if self.discrete:
+            noise = (
+                0.0 if greedy else rng.gumbel(size=policy.shape)
+            )  # argmax then samples the softmax
+            return (policy + noise).argmax(axis=1)
+        noise = 0.0 if greedy else rng.standard_normal(policy.shape, np.float32)
+        return policy + self.log_std.exp().cpu().numpy() * noise
+
+    def to_env(self, action):
+        """What the environment accepts in place of `action`; the log-probability stays `action`'s."""
+        if self.discrete:
+            return action
+        return np.clip(self.action_middle + self.action_unit * action, self.low, self.high)
+
+    @property
+    def device(self):
+        return next(self.parameters()).device
+
+
+class RolloutBuffer:
+    """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
+
+    def __init__(self, num_steps, num_envs, obs_shape, obs_dtype, action_shape, action_dtype):
+        self.obs = np.zeros((num_steps, num_envs, *obs_shape), obs_dtype)
+        self.actions = np.zeros((num_steps, num_envs, *action_shape), action_dtype)
+        self.rewards = np.zeros((num_steps, num_envs), np.float32)
+        self.terminated = np.zeros((num_steps, num_envs), np.bool_)  # the task ended
+        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # a time limit cut it
+        self.clear()
+
+    def clear(self):
+        self.size = 0
+        self.final_obs = []  # true last observations of the ended episodes, in the order of `add`
+
+    def add(self, obs, actions, rewards, terminated, truncated, successors):
+        """One step of every environment; each argument starts with the axis (num_envs,)."""
+        t, ended = self.size, terminated | truncated
+        assert rewards.shape == ended.shape == self.rewards.shape[1:], (rewards.shape, ended.shape)
+        assert obs.shape == successors.shape == self.obs.shape[1:], (obs.shape, successors.shape)
+        assert actions.shape == self.actions.shape[1:], actions.shape
+        self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
+        self.terminated[t], self.truncated[t] = terminated, truncated
+        if ended.any():
+            self.final_obs.append(successors[ended])
+        self.last_successors = successors
+        self.size += 1
+
+
+def linear_schedule(start: float, end: float, duration: int, step: int) -> float:
+    """The value at `step` on the line from `start` at step 0 to `end` at `duration`, constant after."""
+    return start + (end - start) * min(step / duration, 1.0)
+
+
+def categorical_log_prob_and_entropy(logits, action):
+    """log pi(a) and entropy [nats] of a softmax: (batch, num_actions), (batch,) -> (batch,), (batch,)."""
+    assert logits.ndim == 2 and action.shape == logits.shape[:1], (logits.shape, action.shape)
+    log_probs = torch.log_softmax(logits, dim=1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=1)
+    return log_probs.gather(1, action[:, None]).squeeze(1), entropy
+
+
+def gaussian_log_prob_and_entropy(mean, log_std, action):
+    """log pi(a) and entropy [nats] of independent Gaussians, summed over the action's dimensions.
+
+    mean, action (batch, action_dim); log_std (action_dim,) -> (batch,), (batch,).
+    """
+    assert mean.shape == action.shape and log_std.shape == mean.shape[1:], (
+        mean.shape,
+        action.shape,
+    )
+    z = (action - mean) / log_std.exp()
+    log_prob = (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=1)
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    return log_prob, entropy.expand(len(mean))
+
+
+def next_values(values, last_values, ended, final_values):
+    """V of every step's true successor, where `values` holds V of the observations acted on.
+
+    values, ended  (steps, envs)  V(s_t); bool: the episode ended with this step
+    last_values    (envs,)        V of the last step's successors
+    final_values   (ended.sum(),) V of the last observation of each ended episode, by step, then env
+    Returns (steps, envs). Raises ValueError when the shapes differ.
+    """
+    if values.shape != ended.shape or final_values.shape != (ended.sum(),):
+        raise ValueError(f"{values.shape}, {ended.shape}, {final_values.shape} do not go together")
+    result = np.concatenate([values[1:], last_values[None]])
+    result[ended] = final_values
+    return result
+
+
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimates; eq. 16 of arXiv 1506.02438, cut where episodes end.
+
+    rewards, values        (steps, envs)  r_t in reward units; V(s_t) in units of return
+    next_values            (steps, envs)  V of the true successor of s_t, before any reset
+    terminated, truncated  (steps, envs)  bool: the task ended; a time limit cut it, and V counts
+    gamma, gae_lambda      in [0, 1]
+    Returns the advantages, (steps, envs), in units of return. Raises ValueError when shapes differ.
+    """
+    shapes = {x.shape for x in (rewards, values, next_values, terminated, truncated)}
+    if len(shapes) > 1:
+        raise ValueError(f"all arrays must be (steps, envs), got {shapes}")
+    deltas = rewards + gamma * next_values * ~terminated - values
+    decays = gamma * gae_lambda * ~(terminated | truncated)
+    advantages, running = np.zeros_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
+        running = deltas[t] + decays[t] * running
+        advantages[t] = running
+    return advantages
+
+
+def discounted_returns(rewards, ended, gamma, running):
+    """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards.
+
+    rewards, ended (steps, envs); running (envs,) is the sum before the first step.
+    Returns the sums (steps, envs), and the one to go on from: 0 where the last step ended an episode.
+    """
+    sums = np.zeros(rewards.shape)
+    for t in range(len(rewards)):
+        sums[t] = gamma * running + rewards[t]
+        running = sums[t] * ~ended[t]
+    return sums, running
+
+
+def explained_variance(values, returns) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 no better than a constant."""
+    return float(1 - np.var(returns - values) / max(np.var(returns), 1e-8))
+
+
+def clipped_policy_loss(log_ratio, advantages, clip_coef):
+    """The negated clipped surrogate, eq. 7 of arXiv 1707.06347: (batch,), (batch,) -> scalar."""
+    assert log_ratio.shape == advantages.shape and advantages.ndim == 1, (
+        log_ratio.shape,
+        advantages.shape,
+    )
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.min(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(values, old_values, returns, clip_coef=None):
+    """Half the mean squared error; with clip_coef the worse of it and of the clipped value's."""
+    assert values.shape == old_values.shape == returns.shape and values.ndim == 1, values.shape
+    squares = (values - returns) ** 2
+    if clip_coef is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        squares = torch.max(squares, (clipped - returns) ** 2)
+    return 0.5 * squares.mean()
+
+
+def approx_kl(log_ratio):
+    """KL(old || new) [nats] from samples of the old policy: mean of (r - 1) - log r, never negative."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+@torch.no_grad()
+def make_batch(agent, buffer, args, running_returns):
+    """The rollout as a batch of tensors with a common first axis; and the running returns to go on from.
+
+    Values and log-probabilities are computed here, in one pass and by the weights that acted.
+    """
+    n, device = buffer.size, agent.device
+    obs, actions, rewards = buffer.obs[:n], buffer.actions[:n], buffer.rewards[:n]
+    terminated, truncated = buffer.terminated[:n], buffer.truncated[:n]
+    ended = terminated | truncated
+    batch = {
+        "obs": obs.reshape(-1, *obs.shape[2:]),
+        "actions": actions.reshape(-1, *actions.shape[2:]),
+    }
+    batch = {name: torch.as_tensor(array, device=device) for name, array in batch.items()}
+    policy, batch["values"] = agent(batch["obs"])
+    batch["log_probs"], _ = agent.log_prob_and_entropy(policy, batch["actions"])
+
+    if args.norm_reward:
+        sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
+        agent.return_moments.update(sums.reshape(-1))
+        rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
+    bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
+    bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
+    final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
+    values = batch["values"].cpu().numpy().reshape(rewards.shape)
+    successor_values = next_values(values, last_values, ended, final_values)
+    advantages = gae(
+        rewards, values, successor_values, terminated, truncated, args.gamma, args.gae_lambda
+    )
+    batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
+    batch["returns"] = batch["advantages"] + batch["values"]
+    return batch, running_returns
+
+
+def update(agent, optimizer, batch, args, clip_coef, rng):
+    """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
+    batch_size = len(batch["obs"])
+    num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
+    losses = []
+    for _ in range(args.update_epochs):
+        log_ratios = []
+        for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
+            indices = torch.as_tensor(indices, device=agent.device)
+            mini = {name: tensor[indices] for name, tensor in batch.items()}
+            advantages = mini["advantages"]
+            if args.norm_adv:
+                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+            policy, values = agent(mini["obs"])
+            log_probs, entropies = agent.log_prob_and_entropy(policy, mini["actions"])
+            log_ratio, entropy = log_probs - mini["log_probs"], entropies.mean()
+            pi_loss = clipped_policy_loss(log_ratio, advantages, clip_coef)
+            v_loss = value_loss(
+                values, mini["values"], mini["returns"], clip_coef if args.clip_vloss else None
+            )
+            loss = pi_loss + args.vf_coef * v_loss - args.ent_coef * entropy
+
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            optimizer.step()
+            losses.append(torch.stack([pi_loss.detach(), v_loss.detach(), entropy.detach()]))
+            log_ratios.append(log_ratio.detach())
+        log_ratios = torch.cat(log_ratios)  # of one whole epoch
+        kl = approx_kl(log_ratios).item()
+        if args.target_kl is not None and kl > args.target_kl:
+            break
+
+    means = torch.stack(losses).mean(dim=0).tolist()
+    clipfrac = ((log_ratios.exp() - 1).abs() > clip_coef).float().mean().item()
+    values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
+    return {
+        "losses/policy_loss": means[0],
+        "losses/value_loss": means[1],
+        "losses/entropy": means[2],
+        "losses/approx_kl": kl,
+        "losses/clipfrac": clipfrac,
+        "losses/explained_variance": explained_variance(values, returns),
+    }
+
+
+def make_agent(args, obs_space, action_space):
+    """The network for these spaces, or a UserError that says why there is none."""
+    sizes = {
+        "hidden_size": args.hidden_size,
+        "norm_obs": args.norm_obs,
+        "norm_reward": args.norm_reward,
+    }
+    obs_dim = math.prod(obs_space.shape)
+    if isinstance(action_space, gym.spaces.Discrete):
+        return Agent(obs_dim, num_actions=int(action_space.n), **sizes)
+    if isinstance(action_space, gym.spaces.Box):
+        low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+        return Agent(obs_dim, action_low=low, action_high=high, **sizes)
+    raise UserError(f"ppo takes Discrete and Box action spaces, not {action_space}")
+
+
+def evaluation_action(agent, obs, rng, args):
+    return agent.to_env(agent.act(obs, rng, greedy=True))
+
+
+def train(args: Args, run: "Run"):
+    rng = np.random.default_rng(args.seed)
+    agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
+    # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    action_shape, action_dtype = ((), np.int64) if agent.discrete else (agent.low.shape, np.float32)
+    buffer = RolloutBuffer(
+        args.num_steps,
+        args.num_envs,
+        run.obs_space.shape,
+        run.obs_space.dtype,
+        action_shape,
+        action_dtype,
+    )
+    running_returns = np.zeros(args.num_envs)
+    schedule_steps = args.anneal_steps or args.total_timesteps
+
+    step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
+    while step < args.total_timesteps:
+        learning_rate, clip_coef = args.learning_rate, args.clip_coef
+        if args.anneal_lr:
+            learning_rate = linear_schedule(
+                learning_rate, args.final_learning_rate, schedule_steps, step
+            )
+        if args.anneal_clip:
+            clip_coef = linear_schedule(clip_coef, 0.0, schedule_steps, step)
+        optimizer.param_groups[0]["lr"] = learning_rate
+
+        buffer.clear()
+        steps_left = (args.total_timesteps - step) // args.num_envs
+        for _ in range(min(args.num_steps, steps_left)):
+            actions = agent.act(obs, rng)
+            next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
+            buffer.add(obs, actions, rewards, terminated, truncated, successors)
+            obs = next_obs
+
+        batch, running_returns = make_batch(agent, buffer, args, running_returns)
+        scalars = update(agent, optimizer, batch, args, clip_coef, rng)
+        if args.norm_obs:  # after the update, so that acting and learning saw the same statistics
+            agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
+        step = run.end_iteration({"charts/learning_rate": learning_rate, **scalars})
+    return agent
+
+
+# --------------------------------------------------------------------------------------------------
+# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
+# collection: it calls ALGO, Args, make_agent, evaluation_action and train from above, and gives them
+# `run`, whose start, step and end_iteration are all that an algorithm needs to know of it.
+
+
+@dataclass
+class RunArgs(Args):
+    """What every script can do, whatever its algorithm."""
+
+    config: str | None = None
+    """Settings from a file of benchmarks/: FILE takes this algorithm's table, FILE:TABLE another. Typed flags win."""
+    resume: str | None = None
+    """Goes on exactly where the last checkpoint of this run folder stands."""
+    evaluate: str | None = None
+    """Plays episodes with the trained agent of this run folder, and trains nothing."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation, one in each of as many environments."""
+    eval_frequency: int = 0
+    """Steps between evaluations during training; 0: only at the end."""
+    log_frequency: int = 500
+    """Steps between points of the TensorBoard curves, at least; a point is the mean since the last."""
+    init_weights: str | None = None
+    """Starts from the weights in this .npz file, matched by name."""
+    save_init: str | None = None
+    """Writes the weights that training starts from to this .npz file."""
+    device: str = "auto"
+    """cpu, cuda, mps; auto: the GPU for images if there is one, the CPU for vectors, where it is faster."""
+    torch_threads: int = 0
+    """CPU threads of torch; 0: all cores for images, one for vectors, where more are slower."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_at_least(self, 1, "eval_episodes log_frequency")
+        require_at_least(self, 0, "eval_frequency torch_threads")
+        if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
+            raise ValueError("config, resume and evaluate exclude each other")
+
+
+NOT_OF_A_RUN = ("config", "resume", "evaluate")  # flags that say what to do, not how to train
+
+# flags of CleanRL without a meaning here, and what to use instead
+CLEANRL_FLAGS = {
+    "--track": "scalars go to TensorBoard; `wandb sync --tensorboard` takes a run folder",
+    "--cuda": "use --device cuda or --device cpu",
+    "--torch-deterministic": "runs always repeat exactly",
+    "--exp-name": "the script's name is the algorithm's",
+    "--save-model": "the weights are always saved, as weights.npz",
+    "--num-iterations": "use --total-timesteps",
+    "--minibatch-size": "use --num-minibatches",
+} | dict.fromkeys(
+    ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
+    "nothing is uploaded; a run folder is all there is",
+)
+
+
+class UserError(Exception):
+    """Something the user can mend: ends the script with this one line and exit status 2."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on: ends the script with this one line and exit status 1."""
+
+
+def require_at_least(args, low, names: str):
+    for name in names.split():
+        if not getattr(args, name) >= low:
+            raise ValueError(f"{name}={getattr(args, name)} must be at least {low}")
+
+
+def require_fraction(args, names: str):
+    for name in names.split():
+        if not 0 <= getattr(args, name) <= 1:
+            raise ValueError(f"{name}={getattr(args, name)} must lie between 0 and 1")
+
+
+def parse_args(argv: list[str]) -> RunArgs:
+    """The command line over the config file or over the arguments of a saved run; typed flags win."""
+    for flag in (text.split("=")[0].replace("_", "-") for text in argv):
+        if flag.replace("--no-", "--") in CLEANRL_FLAGS:
+            raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in NOT_OF_A_RUN:
+        early.add_argument(f"--{name}")
+    known, _ = early.parse_known_args(argv)
+    saved = RunArgs()
+    if known.config:
+        argv = config_flags(known.config) + argv  # the last of a repeated flag counts
+    elif folder := known.resume or known.evaluate:
+        saved = load_args(Path(folder))
+    args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
+    if args.resume:
+        for name in (f.name for f in fields(args) if f.name not in NOT_OF_A_RUN):
+            if name == "total_timesteps" and not saved.budget_is_fixed:
+                continue
+            if getattr(args, name) != getattr(saved, name):
+                why = (
+                    "a schedule ends with it"
+                    if name == "total_timesteps"
+                    else "only total_timesteps can"
+                )
+                raise UserError(f"a resumed run keeps its {name}={getattr(saved, name)}: {why}")
+        if args.total_timesteps < saved.total_timesteps:
+            raise UserError(f"total_timesteps can grow from {saved.total_timesteps}, not shrink")
+    return args
+
+
+def config_flags(config: str) -> list[str]:
+    """A table of a TOML file as command-line flags, so that tyro checks its names and types."""
+    path, _, table = config.rpartition(":")
+    if not path or "/" in table or "\\" in table:  # no table named; a colon may belong to the path
+        path, table = config, ALGO
+    try:
+        tables = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"--config {path}: {error}") from None
+    if not isinstance(tables.get(table), dict):
+        raise UserError(f"--config {path}: no table [{table}], only {', '.join(tables) or 'none'}")
+    flags = []
+    for name, value in tables[table].items():
+        if name not in {f.name for f in fields(RunArgs)} - set(NOT_OF_A_RUN):
+            raise UserError(
+                f"--config {path}: [{table}] names {name}, which is no argument of {ALGO}"
+            )
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def load_args(folder: Path) -> RunArgs:
+    """The arguments of a saved run."""
+    try:
+        saved = json.loads((folder / "args.json").read_text())
+        if saved["algo"] != ALGO:
+            raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
+        return RunArgs(**saved["args"])
+    except OSError:
+        raise UserError(f"{folder} is not a run folder: it has no args.json") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder}/args.json does not fit this script: {error}") from None
+
+
+def make_envs(env_id: str, num_envs: int):
+    """`num_envs` copies of an environment whose observations are vectors, under same-step autoreset."""
+
+    def make_env():
+        env = gym.make(env_id)
+        if (
+            not isinstance(env.observation_space, gym.spaces.Box)
+            or len(env.observation_space.shape) != 1
+        ):
+            env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+        if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
+            start, n = env.action_space.start, env.action_space.n
+            env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+        return env
+
+    try:
+        spec = gym.spec(env_id)
+        if "mujoco" in str(spec.entry_point):
+            quiet_mujoco()
+        autoreset = gym.vector.AutoresetMode.SAME_STEP
+        return gym.vector.SyncVectorEnv([make_env] * num_envs, autoreset_mode=autoreset)
+    except ImportError as error:  # gymnasium's DependencyNotInstalled is one, too
+        raise UserError(f"{env_id} needs a package that is not installed: {error}") from None
+    except (gym.error.Error, AttributeError, ValueError) as error:
+        raise UserError(f"environment {env_id!r}: {' '.join(str(error).split())}") from None
+
+
+def quiet_mujoco():
+    """Keeps MuJoCo 4 from writing MUJOCO_LOG.TXT about what is deprecated in gymnasium's own models."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(
+        lambda text: None if "deprecated" in text else print(f"mujoco: {text}", file=sys.stderr)
+    )
+
+
+def as_obs(obs):
+    """Observations as the agent takes them: float32, or uint8 as they are."""
+    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+
+
+def env_seeds(num_envs: int, *entropy: int) -> list[int]:
+    """Independent seeds for environments; 31 bits, the most that all environments take."""
+    return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
+
+
+def evaluate(agent, args: RunArgs):
+    """Returns of one episode in each of `eval_episodes` environments with seeds of their own."""
+    envs = make_envs(args.env_id, args.eval_episodes)
+    rng = np.random.default_rng([args.seed, 1, 1])
+    obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+    returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+    while running.any():
+        actions = evaluation_action(agent, as_obs(obs), rng, args)
+        obs, rewards, terminated, truncated, _ = envs.step(actions.reshape(envs.action_space.shape))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+    envs.close()
+    return returns
+
+
+def write_file(path: Path, write):
+    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict):
+    write_file(path, lambda file: file.write(json.dumps(content, indent=2).encode() + b"\n"))
+
+
+def to_arrays(agent) -> dict:
+    """The agent's state_dict as NumPy arrays: parameters, and the buffers that acting needs."""
+    return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
+
+
+def save_weights(agent, path: Path):
+    write_file(path, lambda file: np.savez(file, **to_arrays(agent)))
+
+
+def load_weights(agent, path: Path, only_learned: bool = False):
+    """Loads an .npz file by name. With `only_learned`, parameters, and statistics that both sides have."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: torch.as_tensor(file[name]) for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} holds no weights: {error}") from None
+    wanted, parameters = agent.state_dict(), dict(agent.named_parameters())
+    missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
+    if only_learned:
+        missing = {name for name in missing if name in parameters}
+        unknown = {name for name in unknown if "_moments." not in name}
+        names = {name for name in names & arrays if name in parameters or "_moments." in name}
+    for name in sorted(missing | unknown):
+        raise UserError(f"{path}: {'the agent' if name in unknown else 'the file'} has no {name}")
+    for name in sorted(names):
+        if wanted[name].shape != arrays[name].shape:
+            shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
+            raise UserError(f"{path}: the shape of {name} is {shapes}")
+    agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
+
+
+def run_hash(agent) -> str:
+    """SHA-256 over the names and arrays of weights.npz."""
+    digest = hashlib.sha256()
+    for name, array in sorted(to_arrays(agent).items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Run:
+    """One training run: its environments, its folder, its curves and its checkpoints."""
+
+    def __init__(self, args: RunArgs):
+        self.args, self.step_count = args, 0
+        self.seconds_before, self.started = 0.0, time.perf_counter()
+        self.folder = Path(args.resume) if args.resume else None
+        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+        self.envs = make_envs(args.env_id, args.num_envs)
+        self.obs_space, self.action_space = agent_spaces(self.envs)
+        self.device = choose_device(args, self.obs_space)
+        torch.manual_seed(args.seed)
+        # a boundary always ends an iteration, so that no half-filled rollout must be saved
+        self.period = (
+            math.ceil(args.checkpoint_frequency / args.iteration_steps) * args.iteration_steps
+        )
+        self.episode_returns, self.episode_lengths = (
+            np.zeros(args.num_envs),
+            np.zeros(args.num_envs),
+        )
+        self.finished = []  # (return, length) of the episodes since the last point of the curves
+        self.recent_returns = deque(maxlen=20)
+
+    def start(self, **parts):
+        """Takes what a checkpoint keeps: modules, optimizers, a NumPy generator; one is the `agent`.
+
+        Returns the step to go on from, 0 in a new run, and the first observations.
+        """
+        self.parts, agent = parts, parts["agent"]
+        if self.checkpoint:
+            self.restore()
+        else:
+            if self.args.init_weights:
+                load_weights(agent, Path(self.args.init_weights), only_learned=True)
+            if self.args.save_init:
+                save_weights(agent, Path(self.args.save_init))
+            self.folder = new_run_folder(self.args)
+        write_json(self.folder / "args.json", describe(self.args))
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = self.step_count + 1 if self.checkpoint else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not self.checkpoint:
+            self.write_header(agent)
+            self.save()
+        print(f"{self.args.env_id}, seed {self.args.seed}, on {self.device} with "
+              f"{torch.get_num_threads()} torch thread(s): {self.folder}")  # fmt: skip
+        self.first_step = self.last_step = self.step_count
+        self.started = time.perf_counter()
+        self.progress = Progress(self.args.total_timesteps, self.step_count)
+        return self.step_count, self.reset_envs()
+
+    def reset_envs(self):
+        obs, _ = self.envs.reset(
+            seed=env_seeds(self.args.num_envs, self.args.seed, self.step_count)
+        )
+        return as_obs(obs)
+
+    def step(self, actions):
+        """Steps every environment once.
+
+        actions (num_envs, ...). Returns next_obs, rewards, terminated, truncated and successors, each
+        with the first axis (num_envs,). Where an episode ended, next_obs is the first observation of
+        the next one and successors holds the true last one; elsewhere the two are equal.
+        """
+        actions = actions.reshape(self.envs.action_space.shape)
+        next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        next_obs = successors = as_obs(next_obs)
+        self.step_count += self.args.num_envs
+        self.episode_returns += rewards
+        self.episode_lengths += 1
+        ended = terminated | truncated
+        if ended.any():
+            successors = next_obs.copy()
+            for i in np.flatnonzero(ended):
+                successors[i] = info["final_obs"][i]
+                self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
+                self.recent_returns.append(self.episode_returns[i])
+            self.episode_returns[ended] = self.episode_lengths[ended] = 0
+        if self.step_count % self.period == 0:
+            next_obs = self.cut_episodes()
+            truncated = ~terminated
+        return next_obs, rewards.astype(np.float32), terminated, truncated, successors
+
+    def cut_episodes(self):
+        """Begins every episode anew, in new environments with seeds that follow from the step.
+
+        So a run that is resumed here needs nothing of the environments that were.
+        """
+        self.envs.close()
+        self.envs = make_envs(self.args.env_id, self.args.num_envs)
+        self.episode_returns[:] = self.episode_lengths[:] = 0
+        return self.reset_envs()
+
+    def end_iteration(self, scalars: dict) -> int:
+        """Logs, evaluates and saves what is due. Returns the step."""
+        args, step, before = self.args, self.step_count, self.last_step
+        for name, value in scalars.items():
+            if not math.isfinite(value):
+                raise RunFailed(f"{name} is {value} at step {step}")
+        at_boundary, at_end = step % self.period == 0, step >= args.total_timesteps
+        if step // args.log_frequency > before // args.log_frequency or at_boundary or at_end:
+            self.write_scalars(scalars)
+        if args.eval_frequency and step // args.eval_frequency > before // args.eval_frequency:
+            if not at_end:  # the end has an evaluation of its own
+                self.evaluate()
+        if at_boundary:
+            self.save()
+        self.progress.show(step, self.sps(), self.recent_returns)
+        self.last_step = step
+        return step
+
+    def sps(self) -> float:
+        return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
+
+    def write_scalars(self, scalars: dict):
+        scalars = {**scalars, "charts/SPS": self.sps()}
+        if self.finished:
+            returns, lengths = np.mean(self.finished, axis=0)
+            scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+            self.finished.clear()
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.step_count)
+
+    def evaluate(self):
+        returns = evaluate(self.parts["agent"], self.args)
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
+        return returns
+
+    def write_header(self, agent):
+        """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
+        from torch.utils.tensorboard.summary import hparams
+
+        values = {
+            name: "None" if value is None else value for name, value in asdict(self.args).items()
+        }
+        begin, session, _ = hparams({"algo": ALGO, **values}, {"eval/episodic_return": 0})
+        self.writer.file_writer.add_summary(begin)
+        self.writer.file_writer.add_summary(session)
+        rows = [
+            f"| {name} | {tuple(p.shape)} | {p.numel():,} |" for name, p in agent.named_parameters()
+        ]
+        rows.append(f"| all | | {sum(p.numel() for p in agent.parameters()):,} |")
+        table = "\n".join(["| parameter | shape | count |", "|---|---|---|", *rows])
+        self.writer.add_text("parameters", table)
+        self.writer.add_text("command", command_line())
+
+    def save(self):
+        """Writes weights.npz and checkpoint.pt, after all that was logged so far reached the disk."""
+        self.writer.flush()
+        event_files = {}
+        for path in self.folder.glob("events.out.tfevents.*"):
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            event_files[path.name] = path.stat().st_size
+        states = {
+            name: part.bit_generator.state
+            if isinstance(part, np.random.Generator)
+            else part.state_dict()
+            for name, part in self.parts.items()
+        }
+        checkpoint = {
+            "step": self.step_count,
+            "seconds": self.seconds(),
+            "event_files": event_files,
+            "torch_rng": torch.get_rng_state(),
+            "parts": states,
+        }
+        save_weights(self.parts["agent"], self.folder / "weights.npz")
+        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+
+    def restore(self):
+        """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
+        try:
+            for name, part in self.parts.items():
+                state = self.checkpoint["parts"][name]
+                if isinstance(part, np.random.Generator):
+                    part.bit_generator.state = state
+                else:
+                    part.load_state_dict(state)
+            torch.set_rng_state(self.checkpoint["torch_rng"])
+            self.step_count, self.seconds_before = (
+                self.checkpoint["step"],
+                self.checkpoint["seconds"],
+            )
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{self.folder}/checkpoint.pt does not fit this script: {error}"
+            ) from None
+        for path in self.folder.glob("events.out.tfevents.*"):
+            size = self.checkpoint["event_files"].get(path.name)
+            if size is None:
+                path.unlink()
+            elif path.stat().st_size > size:
+                os.truncate(path, size)
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def finish(self):
+        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self.progress.close()
+        agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
+        save_weights(agent, self.folder / "weights.npz")
+        returns = self.evaluate()
+        self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
+        self.writer.close()
+        result = {
+            "env_id": args.env_id,
+            "algo": ALGO,
+            "seed": args.seed,
+            "steps": step,
+            "seconds": round(seconds, 2),
+            "sps": round(step / seconds),
+            "eval_return_mean": float(returns.mean()),
+            "eval_return_std": float(returns.std()),
+            "eval_episodes": len(returns),
+            "run_hash": run_hash(agent),
+        }
+        write_json(self.folder / "result.json", result)
+        self.envs.close()
+        print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
+        print_result(self.folder, returns, result["run_hash"])
+
+
+class Progress:
+    """Steps, speed and recent return: tqdm's line on a terminal, ten plain lines elsewhere."""
+
+    def __init__(self, total: int, step: int):
+        from tqdm import tqdm
+
+        self.total, self.step = total, step
+        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=None)
+
+    def show(self, step: int, sps: float, recent_returns):
+        text = f"return {np.mean(recent_returns):.1f}" if recent_returns else "no episode ended yet"
+        if not self.bar.disable:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(step - self.step)
+        elif step * 10 // self.total > self.step * 10 // self.total:
+            print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
+        self.step = step
+
+    def close(self):
+        self.bar.close()
+
+
+def agent_spaces(envs):
+    """The spaces as the agent meets them: observations are float32, images stay uint8."""
+    space = envs.single_observation_space
+    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
+    return gym.spaces.Box(-np.inf, np.inf, space.shape, dtype), envs.single_action_space
+
+
+def choose_device(args: RunArgs, obs_space):
+    """The torch device; resolves `auto` and 0 threads in `args`."""
+    images = len(obs_space.shape) == 3
+    if args.device == "auto":
+        args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
+    args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
+    torch.set_num_threads(args.torch_threads)
+    torch.backends.cudnn.deterministic = True
+    try:
+        return torch.zeros(1, device=args.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def command_line() -> str:
+    return " ".join(["python", *sys.argv])
+
+
+def describe(args: RunArgs) -> dict:
+    """What args.json holds: every argument, the command, and the versions behind it."""
+    settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
+    spec = gym.spec(args.env_id)
+    packages = [
+        "torch",
+        "numpy",
+        "gymnasium",
+        "mujoco",
+        "box2d",
+        str(spec.entry_point).split(".")[0],
+    ]
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            pass
+    return {"algo": ALGO, "args": settings, "command": command_line(), "versions": versions}
+
+
+def new_run_folder(args: RunArgs) -> Path:
+    """runs/<env>/<algo>/<seed>-<time>/, with a number behind it where that is taken."""
+    parent = Path(args.runs_dir) / args.env_id.replace("/", "-").replace(":", "-") / ALGO
+    name = f"{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise UserError(f"{parent} already has a thousand runs named {name}")
+
+
+def load_checkpoint(folder: Path) -> dict:
+    try:
+        return torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no checkpoint.pt") from None
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise UserError(f"{folder}/checkpoint.pt cannot be read: {first_line(error)}") from None
+
+
+def print_result(folder: Path, returns, digest: str):
+    print(
+        f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes"
+    )
+    print(f"run folder   {folder}")
+    print(f"TensorBoard  tensorboard --logdir {folder.parents[2]}")
+    print(f"run hash     {digest}")
+
+
+def evaluate_run(args: RunArgs):
+    """`--evaluate`: plays with the weights of a run folder, as its own last evaluation did."""
+    folder = Path(args.evaluate)
+    envs = make_envs(args.env_id, 1)
+    obs_space, action_space = agent_spaces(envs)
+    envs.close()
+    agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
+    load_weights(agent, folder / "weights.npz")
+    print_result(folder, evaluate(agent, args), run_hash(agent))
+
+
+def skip_compiler_import():
+    """Torch's optimizers import its compiler at their first step, a second that nothing here uses."""
+    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(torch.optim.Optimizer, method).__wrapped__
+        method.__dynamo_disable = method
+    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
+        optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
+
+
+def finished_result(args: RunArgs) -> dict | None:
+    """result.json of a run that has nothing left to do."""
+    path = Path(args.resume) / "result.json"
+    result = json.loads(path.read_text()) if path.exists() else None
+    return result if result and result["steps"] >= args.total_timesteps else None
+
+
+def stop(signal_number, _):
+    raise KeyboardInterrupt(signal_number)
+
+
+def main():
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    run = None
+    try:
+        args = parse_args(sys.argv[1:])
+        if args.evaluate:
+            evaluate_run(args)
+        elif args.resume and (result := finished_result(args)):
+            print(f"{args.resume} is finished, with a return of {result['eval_return_mean']:.1f}")
+        else:
+            skip_compiler_import()
+            run = Run(args)
+            train(args, run)
+            run.finish()
+        return
+    except UserError as error:
+        status, text = 2, str(error)
+    except (RunFailed, OSError) as error:
+        status, text = 1, f"{error}{resume_hint(run)}"
+    except KeyboardInterrupt as interrupt:
+        status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
+    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def resume_hint(run: Run | None) -> str:
+    if run is None or run.folder is None or not (run.folder / "checkpoint.pt").exists():
+        return ""
+    return f"; the last checkpoint goes on with: python {sys.argv[0]} --resume {run.folder}"
+
+
+if __name__ == "__main__":
+    main()
