@@ -1,0 +1,68 @@
+"""What all tests share: the scripts as modules and as commands, and small environments."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
+os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
+sys.path.insert(0, str(ROOT / "algos"))
+torch.set_num_threads(1)
+
+
+class Result:
+    """What a finished script left behind."""
+
+    def __init__(self, process: subprocess.CompletedProcess):
+        self.status, self.out, self.err = process.returncode, process.stdout, process.stderr
+
+    def line(self, name: str) -> str:
+        """The rest of the line of the output that begins with `name`."""
+        return re.search(rf"^{name} +(.*)$", self.out, re.MULTILINE).group(1)
+
+    @property
+    def hash(self) -> str:
+        return self.line("run hash")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is."""
+
+    def run(name: str, *flags, ok: bool = True) -> Result:
+        command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
+        process = subprocess.run(
+            [str(word) for word in command], cwd=tmp_path, capture_output=True, text=True
+        )
+        if ok:
+            assert process.returncode == 0, process.stderr
+        return Result(process)
+
+    return run
+
+
+def scalars(folder: Path) -> dict:
+    """Every scalar of a run folder, {(tag, step): [values]}, but for the speed."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                group = value.tag.split("/")[0]
+                if group in ("charts", "losses", "eval") and value.tag != "charts/SPS":
+                    number = value.tensor.float_val[0]
+                    found.setdefault((value.tag, event.step), []).append(number)
+    return found
+
+
+def only_run(folder: Path) -> Path:
+    """The one run folder below `folder`."""
+    (found,) = folder.glob("runs/*/*/*")
+    return found

@@ -1,0 +1,94 @@
+"""Small environments with known answers, for --env-id environments:Name-v0."""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+
+class Clock(gym.Env):
+    """Reward 1 in every step; the observation is the share of `length` that has passed."""
+
+    observation_space = Box(0, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, length=5, terminates=False):
+        self.length, self.terminates = length, terminates
+
+    def observe(self):
+        return np.array([self.time / self.length], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        over = self.time == self.length
+        terminated = over and self.terminates
+        return self.observe(), 1.0, terminated, over and not terminated, {}
+
+
+class Blind(Clock):
+    """The same, seen by nobody: under a time limit only V = 1 / (1 - gamma) is right everywhere."""
+
+    def observe(self):
+        return np.ones(1, np.float32)
+
+
+class Target(gym.Env):
+    """One step: the reward is minus the squared distance of the action to a corner of its box."""
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Box(np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000]))
+    goal = np.array([2.0, 0.4, 200.0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        units = (action - self.goal) / (self.action_space.high - self.action_space.low)
+        return np.zeros(2, np.float32), -float((units**2).sum()), True, False, {}
+
+
+class Broken(Clock):
+    """Rewards turn into NaN."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, np.nan, terminated, truncated, info
+
+
+class Mixed(Clock):
+    """A Dict observation, and actions that begin at 3."""
+
+    observation_space = Dict({"clock": Box(0, 1, (1,), np.float32), "colour": Discrete(3)})
+    action_space = Discrete(2, start=3)
+
+    def observe(self):
+        return {"clock": super().observe(), "colour": self.time % 3}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        return super().step(action)
+
+
+class ManyActions(Clock):
+    action_space = MultiDiscrete([2, 3])
+
+
+def register(name, entry_point, **keywords):
+    if name not in gym.registry:
+        gym.register(name, entry_point, **keywords)
+
+
+register("Clock-v0", Clock)
+register("EndingClock-v0", Clock, kwargs={"terminates": True})
+register("Blind-v0", Blind)
+register("Target-v0", Target)
+register("Broken-v0", Broken)
+register("Mixed-v0", Mixed)
+register("ManyActions-v0", ManyActions)
+register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)

@@ -1,0 +1,56 @@
+"""What two scripts share is the same bytes in both: a mend is made everywhere or nowhere."""
+
+import ast
+import itertools
+
+import pytest
+from conftest import ROOT, SCRIPTS
+
+LINE = "\n# The algorithm ends here."
+OWN = {"Args", "Agent", "update", "train", "make_agent", "evaluation_action"}  # each script's own
+
+
+def floors(name):
+    source = (ROOT / "algos" / f"{name}.py").read_text()
+    assert source.count(LINE) == 1
+    return source.split(LINE)
+
+
+def definitions(source):
+    """Top-level functions and classes by name, as text."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = ast.get_source_segment(source, node)
+    return found
+
+
+@pytest.mark.parametrize("first, second", list(itertools.combinations(SCRIPTS, 2)))
+def test_scripts_agree_where_they_are_copies(first, second):
+    upper_1, plumbing_1 = floors(first)
+    upper_2, plumbing_2 = floors(second)
+    assert plumbing_1 == plumbing_2
+    functions_1, functions_2 = definitions(upper_1), definitions(upper_2)
+    for name in functions_1.keys() & functions_2.keys() - OWN:
+        assert functions_1[name] == functions_2[name], name
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_plumbing_knows_no_algorithm(name):
+    upper, plumbing = floors(name)
+    above = definitions(upper).keys()
+    known = {node.id for node in ast.walk(ast.parse("#" + plumbing)) if isinstance(node, ast.Name)}
+    assert known & above == {"Args", "make_agent", "evaluation_action", "train"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_imports_nothing_of_this_repository(name):
+    tree = ast.parse((ROOT / "algos" / f"{name}.py").read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            modules.add(node.module.split(".")[0])
+    assert not modules & {"algos", "benchmarks", "bugs", "tests", *SCRIPTS}

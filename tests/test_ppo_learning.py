@@ -1,0 +1,136 @@
+"""ppo.py on environments with known answers, and on real ones."""
+
+import environments
+import gymnasium as gym
+import numpy as np
+import ppo
+import pytest
+import torch
+
+
+def train(tmp_path, **settings):
+    """Trains in this process; returns the agent."""
+    run = ppo.Run(ppo.RunArgs(runs_dir=str(tmp_path), **settings))
+    return ppo.train(run.args, run)
+
+
+CLOCK = dict(
+    total_timesteps=12_800,
+    num_envs=4,
+    num_steps=32,
+    num_minibatches=2,
+    learning_rate=1e-2,
+    gamma=0.9,
+    gae_lambda=0.9,
+    max_grad_norm=5.0,
+)
+
+
+def test_a_time_limit_is_no_end(tmp_path):
+    agent = train(tmp_path, env_id="environments:Blind-v0", **CLOCK)
+    assert agent.value(torch.ones(1, 1)).item() == pytest.approx(1 / (1 - 0.9), rel=0.02)
+
+
+def test_a_termination_is_an_end(tmp_path):
+    agent = train(tmp_path, env_id="environments:EndingClock-v0", **CLOCK)
+    values = agent.value(torch.arange(5)[:, None] / 5).tolist()
+    expected = [sum(0.9**k for k in range(5 - time)) for time in range(5)]
+    assert values == pytest.approx(expected, abs=0.15)
+
+
+def test_the_value_of_truncated_episodes_also_with_normalisation(tmp_path):
+    settings = dict(CLOCK, norm_obs=True, norm_reward=True)
+    agent = train(tmp_path, env_id="environments:Blind-v0", **settings)
+    scaled = 1 / agent.return_moments.std().item() / (1 - 0.9)
+    assert agent.value(torch.ones(1, 1)).item() == pytest.approx(scaled, rel=0.02)
+
+
+def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
+    settings = dict(env_id="environments:Target-v0", total_timesteps=20_480, learning_rate=5e-3)
+    agent = train(tmp_path, **settings)
+    action = agent.to_env(agent.act(np.zeros((1, 2), np.float32), None, greedy=True))[0]
+    scale = environments.Target.action_space.high - environments.Target.action_space.low
+    np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.03)
+
+
+def hand_stepped(env_id, seed, actions):
+    """One environment stepped by hand; yields the transition and what the next step begins with."""
+    env = gym.make(env_id)
+    obs, _ = env.reset(seed=seed)
+    for action in actions:
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        yield obs, reward, terminated, truncated, next_obs
+        obs = env.reset()[0] if terminated or truncated else next_obs
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:ShortCartPole-v0"])
+def test_what_the_buffer_holds_is_what_single_environments_do(tmp_path, monkeypatch, env_id):
+    rows = []
+    add = ppo.RolloutBuffer.add
+    monkeypatch.setattr(ppo.RolloutBuffer, "add", lambda self, *a: (rows.append(a), add(self, *a)))
+    settings = dict(num_envs=3, num_steps=37, total_timesteps=111, num_minibatches=1)
+    train(tmp_path, env_id=env_id, seed=5, **settings)
+    assert len(rows) == 37
+    endings = 0
+    for env in range(3):
+        seed = ppo.env_seeds(3, 5, 0)[env]
+        by_hand = hand_stepped(env_id, seed, [row[1][env] for row in rows])
+        for row, (obs, reward, terminated, truncated, next_obs) in zip(rows, by_hand, strict=True):
+            np.testing.assert_array_equal(row[0][env], obs)
+            assert (row[2][env], row[3][env], row[4][env]) == (reward, terminated, truncated)
+            np.testing.assert_array_equal(row[5][env], next_obs)
+            endings += terminated or truncated
+    assert endings >= 3
+
+
+def test_a_checkpoint_ends_all_episodes(tmp_path, monkeypatch):
+    rows = []
+    add = ppo.RolloutBuffer.add
+    monkeypatch.setattr(ppo.RolloutBuffer, "add", lambda self, *a: (rows.append(a), add(self, *a)))
+    settings = dict(num_envs=3, num_steps=5, total_timesteps=60, num_minibatches=1)
+    run = ppo.Run(ppo.RunArgs(runs_dir=str(tmp_path), checkpoint_frequency=16, **settings))
+    ppo.train(run.args, run)  # 16 rounded up to whole rollouts of 15 steps: 30
+    for t, row in enumerate(rows):
+        if t + 1 in (10, 20):
+            np.testing.assert_array_equal(row[3] | row[4], True)
+            first, _ = run.envs.reset(seed=ppo.env_seeds(3, 1, 30)) if t + 1 == 10 else (None, None)
+            if t + 1 == 10:
+                np.testing.assert_array_equal(rows[t + 1][0], first)
+        else:
+            assert not row[4].any()
+
+
+def test_observation_statistics_count_what_was_acted_on_once(tmp_path, monkeypatch):
+    rows = []
+    add = ppo.RolloutBuffer.add
+    monkeypatch.setattr(ppo.RolloutBuffer, "add", lambda self, *a: (rows.append(a), add(self, *a)))
+    settings = dict(num_envs=3, num_steps=7, total_timesteps=63, num_minibatches=1, norm_obs=True)
+    agent = train(tmp_path, env_id="environments:ShortCartPole-v0", **settings)
+    acted_on = np.concatenate([row[0] for row in rows])
+    assert agent.obs_moments.count == len(acted_on) == 63
+    np.testing.assert_allclose(agent.obs_moments.mean.numpy(), acted_on.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(agent.obs_moments.var.numpy(), acted_on.var(axis=0), atol=1e-6)
+
+
+def test_evaluation_changes_no_statistics(tmp_path):
+    settings = dict(env_id="Pendulum-v1", total_timesteps=512, norm_obs=True, norm_reward=True)
+    run = ppo.Run(ppo.RunArgs(runs_dir=str(tmp_path), **settings))
+    agent = ppo.train(run.args, run)
+    before = ppo.run_hash(agent)
+    first, second = ppo.evaluate(agent, run.args), ppo.evaluate(agent, run.args)
+    assert ppo.run_hash(agent) == before
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cartpole_is_solved(tmp_path, seed):
+    agent = train(tmp_path, seed=seed)
+    assert ppo.evaluate(agent, ppo.RunArgs(seed=seed)).mean() >= 475
+
+
+def test_pendulum_is_learned(tmp_path):
+    settings = dict(env_id="Pendulum-v1", total_timesteps=61_440, num_steps=64, gamma=0.9)
+    settings |= dict(gae_lambda=0.95, num_minibatches=8, learning_rate=1e-3, anneal_clip=False)
+    agent = train(tmp_path, **settings, norm_obs=True, norm_reward=True)
+    returns = ppo.evaluate(agent, ppo.RunArgs(**settings))
+    assert returns.mean() > -700  # random: about -1,200

@@ -1,0 +1,296 @@
+"""The formulas of ppo.py against numbers worked out by hand and against independent definitions.
+
+Sizes are pairwise different primes, so that a wrong axis cannot hide.
+"""
+
+import math
+
+import numpy as np
+import ppo
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal
+
+STEPS, ENVS, BATCH, ACTIONS, OBS = 13, 5, 7, 3, 2
+
+
+def random_rollout(seed):
+    rng = np.random.default_rng(seed)
+    rewards, values, next_values = rng.normal(size=(3, STEPS, ENVS))
+    terminated, truncated = rng.random((2, STEPS, ENVS)) < 0.2
+    terminated[-1], truncated[-1] = [True, False, True, False, False], [False, True, True, False, 0]
+    terminated[4, 0] = truncated[4, 0] = True  # both at once
+    return rewards, values, next_values, terminated, truncated
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gae_is_the_sum_over_the_rest_of_the_episode(seed):
+    rewards, values, next_values, terminated, truncated = random_rollout(seed)
+    gamma, lam = 0.9, 0.7
+    expected = np.zeros((STEPS, ENVS))
+    for env in range(ENVS):
+        for start in range(STEPS):
+            for t in range(start, STEPS):  # eq. 16: sum of (gamma lambda)^l delta_{t+l}
+                bootstrap = 0.0 if terminated[t, env] else gamma * next_values[t, env]
+                delta = rewards[t, env] + bootstrap - values[t, env]
+                expected[start, env] += (gamma * lam) ** (t - start) * delta
+                if terminated[t, env] or truncated[t, env]:
+                    break
+    advantages = ppo.gae(rewards, values, next_values, terminated, truncated, gamma, lam)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gae_refuses_shapes_that_would_broadcast():
+    rollout = random_rollout(0)
+    with pytest.raises(ValueError, match=r"\(steps, envs\)"):
+        ppo.gae(rollout[0], rollout[1], rollout[2][-1], *rollout[3:], 0.9, 0.7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_next_values_are_those_of_the_true_successors(seed):
+    rng = np.random.default_rng(seed)
+    values, ended = rng.normal(size=(STEPS, ENVS)), rng.random((STEPS, ENVS)) < 0.3
+    last_values, true_values = rng.normal(size=ENVS), rng.normal(size=(STEPS, ENVS))
+    final_values, expected = [], np.zeros((STEPS, ENVS))
+    for t in range(STEPS):
+        for env in range(ENVS):
+            if ended[t, env]:
+                final_values.append(true_values[t, env])
+                expected[t, env] = true_values[t, env]
+            else:
+                expected[t, env] = values[t + 1, env] if t + 1 < STEPS else last_values[env]
+    result = ppo.next_values(values, last_values, ended, np.array(final_values))
+    np.testing.assert_array_equal(result, expected)
+    with pytest.raises(ValueError):
+        ppo.next_values(values, last_values, ended, np.array([*final_values, 0.0]))
+
+
+def test_discounted_returns_begin_anew_with_each_episode():
+    rng = np.random.default_rng(0)
+    rewards, ended = rng.normal(size=(STEPS, ENVS)), rng.random((STEPS, ENVS)) < 0.3
+    ended[-1] = [True, False, True, False, False]
+    before, gamma = rng.normal(size=ENVS), 0.9
+    sums, after = ppo.discounted_returns(rewards, ended, gamma, before)
+    for env in range(ENVS):
+        for t in range(STEPS):
+            starts = [k + 1 for k in range(t) if ended[k, env]]
+            start = starts[-1] if starts else 0
+            expected = sum(gamma ** (t - k) * rewards[k, env] for k in range(start, t + 1))
+            if not starts:
+                expected += gamma ** (t + 1) * before[env]
+            assert sums[t, env] == pytest.approx(expected)
+        assert after[env] == (0 if ended[-1, env] else sums[-1, env])
+
+
+def test_linear_schedule():
+    steps = (0, 25, 50, 100, 1000)
+    values = [ppo.linear_schedule(8.0, 4.0, 100, step) for step in steps]
+    assert values == [8.0, 7.0, 6.0, 4.0, 4.0]
+
+
+def test_categorical_against_torch():
+    torch.manual_seed(0)
+    logits, action = torch.randn(BATCH, ACTIONS) * 3, torch.randint(ACTIONS, (BATCH,))
+    log_prob, entropy = ppo.categorical_log_prob_and_entropy(logits, action)
+    reference = Categorical(logits=logits)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+    with pytest.raises(AssertionError):
+        ppo.categorical_log_prob_and_entropy(logits, action[:, None])
+
+
+def test_gaussian_against_torch():
+    torch.manual_seed(0)
+    mean, action = torch.randn(2, BATCH, ACTIONS)
+    log_std = torch.tensor([-1.0, 0.3, 2.0])
+    log_prob, entropy = ppo.gaussian_log_prob_and_entropy(mean, log_std, action)
+    reference = Independent(Normal(mean, log_std.exp().expand(BATCH, -1)), 1)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+    with pytest.raises(AssertionError):
+        ppo.gaussian_log_prob_and_entropy(mean, log_std[:1], action)
+
+
+def test_clipped_policy_loss_by_hand():
+    ratios, advantages = [1.5, 1.5, 0.5, 0.5, 1.1], [2.0, -2.0, 2.0, -2.0, 1.0]
+    # min(r A, clip(r) A): 1.2 * 2, 1.5 * -2, 0.5 * 2, 0.8 * -2, 1.1
+    expected = -(2.4 - 3.0 + 1.0 - 1.6 + 1.1) / 5
+    log_ratio = torch.tensor(ratios).log().requires_grad_()
+    loss = ppo.clipped_policy_loss(log_ratio, torch.tensor(advantages), 0.2)
+    assert loss.item() == pytest.approx(expected)
+    loss.backward()
+    # where the clipped term is the smaller one no gradient flows; elsewhere -r A / 5
+    assert log_ratio.grad.tolist() == pytest.approx([0, 0.6, -0.2, 0, -0.22])
+    with pytest.raises(AssertionError):
+        ppo.clipped_policy_loss(log_ratio, torch.tensor(advantages)[:, None], 0.2)
+
+
+def test_value_loss_by_hand():
+    values, old, returns = (
+        torch.tensor([3.0, 1.0]),
+        torch.tensor([1.0, 1.0]),
+        torch.tensor([4.0, 0.0]),
+    )
+    assert ppo.value_loss(values, old, returns).item() == pytest.approx(0.5 * (1 + 1) / 2)
+    # clipped: 1 + clip(2, -0.5, 0.5) = 1.5, error 2.5^2; and 1, error 1
+    clipped = ppo.value_loss(values, old, returns, clip_coef=0.5).item()
+    assert clipped == pytest.approx(0.5 * (6.25 + 1) / 2)
+    with pytest.raises(AssertionError):
+        ppo.value_loss(values, old, returns[:, None])
+
+
+def test_approx_kl_and_explained_variance_by_hand():
+    log_ratio = torch.tensor([math.log(2.0), math.log(0.5)])
+    expected = ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2))) / 2
+    assert ppo.approx_kl(log_ratio).item() == pytest.approx(expected)
+    returns = np.array([1.0, 2.0, 3.0, 4.0])
+    assert ppo.explained_variance(returns + 7, returns) == 1.0
+    assert ppo.explained_variance(np.full(4, 9.0), returns) == 0.0
+    assert ppo.explained_variance(-returns, returns) == pytest.approx(-3.0)
+    assert np.isfinite(ppo.explained_variance(returns, np.ones(4)))
+
+
+def test_running_moments_are_those_of_everything_seen():
+    rng = np.random.default_rng(0)
+    chunks = [
+        rng.normal(loc=5 * k, scale=k + 1, size=(n, ACTIONS)) for k, n in enumerate((1, 7, 11))
+    ]
+    moments = ppo.RunningMoments((ACTIONS,))
+    for chunk in chunks:
+        moments.update(chunk)
+    seen = np.concatenate(chunks)
+    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-5)
+    assert moments.count == len(seen)
+
+
+def test_policy_samples_follow_the_softmax():
+    torch.manual_seed(0)
+    agent = ppo.Agent(OBS, num_actions=ACTIONS)
+    with torch.no_grad():
+        agent.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
+    obs = np.zeros((20_000, OBS), np.float32)
+    counts = np.bincount(agent.act(obs, np.random.default_rng(0)), minlength=ACTIONS)
+    probabilities = torch.softmax(agent.policy(torch.zeros(1, OBS)), dim=1)[0].tolist()
+    chi_square = sum(
+        (c - 20_000 * p) ** 2 / (20_000 * p) for c, p in zip(counts, probabilities, strict=True)
+    )
+    assert chi_square < 13.8  # the 0.999 quantile at two degrees of freedom
+    assert (agent.act(obs, None, greedy=True) == 1).all()
+
+
+def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
+    low, high = np.array([-1.0, 0.0, 10.0, -np.inf]), np.array([3.0, 0.5, 1000.0, np.inf])
+    agent = ppo.Agent(OBS, action_low=low, action_high=high)
+    with torch.no_grad():
+        agent.log_std.copy_(torch.tensor([-1.0, 0.0, 1.0, 2.0]))
+    actions = agent.act(np.zeros((20_000, OBS), np.float32), np.random.default_rng(0))
+    np.testing.assert_allclose(actions.mean(axis=0), 0, atol=0.2)
+    np.testing.assert_allclose(actions.std(axis=0), np.exp([-1, 0, 1, 2]), rtol=0.05)
+    sent = agent.to_env(actions)
+    assert (sent >= low).all() and (sent <= high).all()
+    middle = agent.to_env(np.zeros((1, 4), np.float32))
+    np.testing.assert_allclose(middle, [[1.0, 0.25, 505.0, 0.0]])
+    np.testing.assert_allclose(agent.to_env(np.full((1, 4), 0.5)), [[2.0, 0.375, 752.5, 0.5]])
+
+
+def test_observations_are_normalised_and_clipped():
+    agent = ppo.Agent(OBS, num_actions=ACTIONS, norm_obs=True)
+    agent.obs_moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))  # mean 2, 20; std 1, 10
+    features = agent.features(torch.tensor([[3.0, 0.0], [2.0, 1e6]]))
+    torch.testing.assert_close(features, torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
+
+
+def make_update_batch(agent, size):
+    torch.manual_seed(0)
+    obs, actions = torch.randn(size, OBS), torch.randint(ACTIONS, (size,))
+    policy, values = agent(obs)
+    log_probs, _ = agent.log_prob_and_entropy(policy, actions)
+    batch = {"obs": obs, "actions": actions, "values": values, "log_probs": log_probs}
+    batch |= {"advantages": torch.randn(size), "returns": torch.randn(size)}
+    return {name: tensor.detach() for name, tensor in batch.items()}
+
+
+def run_update(**settings):
+    args = ppo.Args(**settings)
+    torch.manual_seed(1)
+    agent = ppo.Agent(OBS, num_actions=ACTIONS)
+    optimizer = torch.optim.Adam([ppo.flatten(agent)], lr=args.learning_rate)
+    batch = make_update_batch(agent, 35)
+    before = [p.detach().clone() for p in agent.parameters()]
+    scalars = ppo.update(agent, optimizer, batch, args, args.clip_coef, np.random.default_rng(0))
+    moved = [not torch.equal(p, q) for p, q in zip(agent.parameters(), before, strict=True)]
+    (state,) = optimizer.state.values()
+    steps = state["step"].item()
+    return scalars, moved, steps
+
+
+def test_update_moves_every_parameter_and_takes_all_its_steps():
+    settings = dict(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=7, update_epochs=3)
+    _, moved, steps = run_update(**settings)
+    assert all(moved) and steps == 21
+
+
+def test_target_kl_ends_the_epochs():
+    settings = dict(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=5, update_epochs=9)
+    scalars, _, steps = run_update(**settings, learning_rate=1e-2, target_kl=1e-3)
+    assert steps % 5 == 0 and 5 <= steps < 45 and scalars["losses/approx_kl"] > 1e-3
+    assert run_update(**settings, learning_rate=1e-2, target_kl=1e3)[2] == 45
+
+
+def test_every_minibatch_sees_its_own_share_of_the_rollout(monkeypatch):
+    seen = []
+    original = ppo.Agent.forward
+    monkeypatch.setattr(
+        ppo.Agent, "forward", lambda self, o: (seen.append(o), original(self, o))[1]
+    )
+    run_update(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=7, update_epochs=2)
+    minibatches = seen[1:]  # the first call made the batch
+    assert [len(m) for m in minibatches] == [5] * 14
+    for epoch in (minibatches[:7], minibatches[7:]):
+        together = torch.cat(epoch)
+        assert torch.equal(together.sort(dim=0).values, seen[0].sort(dim=0).values)
+        assert not torch.equal(together, seen[0])
+    assert not torch.equal(torch.cat(minibatches[:7]), torch.cat(minibatches[7:]))
+
+
+def test_advantages_are_normalised_in_each_minibatch(monkeypatch):
+    seen = []
+    original = ppo.clipped_policy_loss
+    monkeypatch.setattr(
+        ppo, "clipped_policy_loss", lambda r, a, c: (seen.append(a), original(r, a, c))[1]
+    )
+    run_update(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=7, update_epochs=1)
+    for advantages in seen:
+        assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
+        assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_the_gradient_is_clipped(monkeypatch):
+    norms, step = [], torch.optim.Adam.step
+
+    def spy(self):
+        norms.append(self.param_groups[0]["params"][0].grad.norm().item())
+        step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", spy)
+    run_update(num_envs=5, num_steps=7, total_timesteps=35, max_grad_norm=0.01)
+    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
+
+
+def test_one_vector_of_parameters_learns_as_many_do():
+    agents = [ppo.Agent(OBS, num_actions=ACTIONS) for _ in range(2)]
+    agents[1].load_state_dict(agents[0].state_dict())
+    plain = torch.optim.Adam(agents[0].parameters(), lr=1e-2)
+    flat = torch.optim.Adam([ppo.flatten(agents[1])], lr=1e-2)
+    obs = torch.randn(BATCH, OBS)
+    for _ in range(5):
+        for agent, optimizer in zip(agents, (plain, flat), strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            policy, values = agent(obs)
+            (policy.pow(2).sum() + (values - 1).pow(2).sum()).backward()
+            parameters = optimizer.param_groups[0]["params"]
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+    for p, q in zip(*(agent.parameters() for agent in agents), strict=True):
+        torch.testing.assert_close(p, q)

@@ -1,0 +1,353 @@
+"""What every script promises of a run, through its command: repeats, resumes, saves, refuses."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import ROOT, SCRIPTS, only_run, scalars
+
+# short runs that still update, per script: discrete actions; continuous with normalisation
+DISCRETE = {"ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split()}
+CONTINUOUS = {
+    "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
+    "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split()
+}
+SETTINGS = [(name, flags[name]) for name in SCRIPTS for flags in (DISCRETE, CONTINUOUS)]
+TAGS = {
+    "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
+    "losses/approx_kl losses/clipfrac losses/explained_variance"
+}
+
+
+@pytest.fixture(params=SCRIPTS)
+def name(request):
+    return request.param
+
+
+def test_the_seed_rules_the_run_and_evaluation_changes_nothing(script, name):
+    first = script(name, *DISCRETE[name])
+    assert script(name, *DISCRETE[name]).hash == first.hash
+    assert script(name, *DISCRETE[name], "--eval-frequency", 500).hash == first.hash
+    assert script(name, *DISCRETE[name], "--seed", 2).hash != first.hash
+
+
+def test_what_a_run_leaves_behind(script, name, tmp_path):
+    result = script(name, *DISCRETE[name], "--eval-frequency", 2048)
+    folder = only_run(tmp_path)
+    assert str(folder.relative_to(tmp_path)) == result.line("run folder")
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["steps"] == 6144 and saved["run_hash"] == result.hash
+    assert saved["env_id"] == "CartPole-v1" and saved["algo"] == name and saved["seed"] == 1
+    described = json.loads((folder / "args.json").read_text())
+    assert described["args"]["total_timesteps"] == 6144 and "torch" in described["versions"]
+    points = scalars(folder)
+    tags = {tag for tag, _ in points}
+    expected = "charts/episodic_return charts/episodic_length eval/episodic_return " + TAGS[name]
+    assert tags == set(expected.split())
+    assert max(step for _, step in points) == 6144
+    assert {step for tag, step in points if tag.startswith("eval")} == {2048, 4096, 6144}
+    (final,) = points["eval/episodic_return", 6144]
+    assert final == pytest.approx(saved["eval_return_mean"])
+
+
+def test_evaluate_repeats_the_last_evaluation(script, name, tmp_path):
+    trained = script(name, *CONTINUOUS[name])
+    evaluated = script(name, "--evaluate", trained.line("run folder"))
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+    other = script(name, "--evaluate", trained.line("run folder"), "--seed", 2)
+    assert other.line("evaluation") != trained.line("evaluation") and other.hash == trained.hash
+    assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
+
+
+@pytest.mark.parametrize("name, flags", SETTINGS)
+def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
+    flags = [*flags, "--eval-frequency", 1000]
+    whole = script(name, *flags, "--runs-dir", "whole")
+    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
+    kills = 0
+    process = subprocess.Popen([str(w) for w in command], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    for _ in range(2):  # killed, resumed, and killed again
+        while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 1.0))
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+        folder = only_run(tmp_path)
+        command = [sys.executable, ROOT / "algos" / f"{name}.py", "--resume", folder]
+        process = subprocess.Popen([str(w) for w in command], cwd=tmp_path, stdout=subprocess.PIPE)
+        if kills < 2:
+            time.sleep(random.uniform(1.5, 2.5))  # the imports
+    assert process.wait() == 0
+    assert kills >= 1
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["run_hash"] == whole.hash
+    uninterrupted = scalars(tmp_path / whole.line("run folder"))
+    resumed = scalars(folder)
+    assert all(len(values) == 1 for values in resumed.values())
+    assert resumed == uninterrupted and len(resumed) > 50
+
+
+def test_a_finished_run_can_be_given_more_steps(script, name):
+    flags = [*DISCRETE[name], "--no-anneal-lr", "--no-anneal-clip"]
+    short = script(name, *flags)
+    longer = script(name, "--resume", short.line("run folder"), "--total-timesteps", 10240)
+    flags[1] = "10240"
+    assert longer.hash == script(name, *flags).hash
+    again = script(name, "--resume", short.line("run folder"))
+    assert "is finished" in again.out
+
+
+def test_the_last_rollout_is_cut_to_the_steps_asked_for(script, name, tmp_path):
+    script(name, *DISCRETE[name], "--total-timesteps", 2600)
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "result.json").read_text())["steps"] == 2600
+    assert max(step for _, step in scalars(folder)) == 2600
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_how_to_go_on(script, name, tmp_path, number):
+    command = [sys.executable, ROOT / "algos" / f"{name}.py", "--total-timesteps", "8000000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    before = (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == 128 + number
+    assert (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns == before
+    assert f"--resume {only_run(tmp_path).relative_to(tmp_path)}" in err and "Traceback" not in err
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
+    flags = ["--env-id", "environments:Broken-v0", "--total-timesteps", 6144]
+    result = script(name, *flags, ok=False)
+    assert result.status == 1 and "Traceback" not in result.err
+    assert re.search(r"losses/\w+ is nan at step \d+; the last checkpoint", result.err)
+    with np.load(only_run(tmp_path) / "weights.npz") as weights:
+        assert all(np.isfinite(weights[k]).all() for k in weights.files if "action_" not in k)
+
+
+def test_initial_weights_travel_by_name(script, name, tmp_path):
+    first = script(name, *DISCRETE[name], "--save-init", "init.npz")
+    with np.load(tmp_path / "init.npz") as file:
+        names = list(file.files)
+        np.savez(tmp_path / "shuffled.npz", **{key: file[key] for key in reversed(names)})
+        renamed = {("other" if key == names[0] else key): file[key] for key in names}
+        np.savez(tmp_path / "renamed.npz", **renamed)
+        reshaped = {key: file[key][..., None] for key in names}
+        np.savez(tmp_path / "reshaped.npz", **reshaped)
+    second = script(name, *DISCRETE[name], "--init-weights", "shuffled.npz")
+    assert second.hash == first.hash
+    runs = len(list(tmp_path.glob("runs/*/*/*")))
+    for file, message in (("renamed.npz", names[0]), ("reshaped.npz", "shape")):
+        refused = script(name, *DISCRETE[name], "--init-weights", file, ok=False)
+        assert refused.status == 2 and message in refused.err and "Traceback" not in refused.err
+    assert len(list(tmp_path.glob("runs/*/*/*"))) == runs
+
+
+def test_statistics_travel_when_both_sides_have_them(script, name, tmp_path):
+    trained = script(name, *CONTINUOUS[name])
+    weights = tmp_path / trained.line("run folder") / "weights.npz"
+    flags = ["--env-id", "Pendulum-v1", "--total-timesteps", 2048, "--init-weights", weights]
+    script(name, *flags, "--norm-obs", "--save-init", "with.npz")
+    script(name, *flags, "--save-init", "without.npz")
+    with np.load(weights) as all_of_it, np.load(tmp_path / "with.npz") as file:
+        assert (file["obs_moments.mean"] == all_of_it["obs_moments.mean"]).all()
+        assert file["obs_moments.count"] > 0 and "return_moments.mean" not in file
+    with np.load(tmp_path / "without.npz") as file:
+        assert not [key for key in file.files if "_moments" in key]
+
+
+def test_a_script_copied_alone_trains(name, tmp_path):
+    shutil.copy(ROOT / "algos" / f"{name}.py", tmp_path / "mine.py")
+    command = [sys.executable, "mine.py", *DISCRETE[name]]
+    subprocess.run([str(w) for w in command], cwd=tmp_path, check=True, env={})
+    assert only_run(tmp_path).parts[-2] == name
+
+
+def test_every_argument_is_read_somewhere(name):
+    module = importlib.import_module(name)
+    tree = ast.parse((ROOT / "algos" / f"{name}.py").read_text())
+    for node in ast.walk(tree):  # checking a value is no use of it
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+            node.body = []
+    read = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert {f.name for f in dataclasses.fields(module.RunArgs)} - read == set()
+
+
+def test_help_explains_every_argument(script, name):
+    text = " ".join(script(name, "--help").out.split())
+    module = importlib.import_module(name)
+    for field in dataclasses.fields(module.RunArgs):
+        assert "--" + field.name.replace("_", "-") in text
+    assert "(default: 1)" in text and "Training budget" in text
+
+
+TABLES = [
+    (path.name, table, settings)
+    for path in sorted((ROOT / "benchmarks").glob("*.toml"))
+    for table, settings in tomllib.loads(path.read_text()).items()
+]
+
+
+@pytest.mark.parametrize("file, table, settings", TABLES)
+def test_every_benchmark_config_is_understood(file, table, settings):
+    module = importlib.import_module(table.split("-")[0])
+    args = module.parse_args(["--config", f"{ROOT}/benchmarks/{file}:{table}", "--seed", "7"])
+    for key, value in settings.items():
+        assert getattr(args, key) == value
+    assert args.seed == 7
+
+
+def test_the_defaults_are_those_of_the_cartpole_config():
+    for name in SCRIPTS:
+        module = importlib.import_module(name)
+        args = module.parse_args(["--config", f"{ROOT}/benchmarks/cartpole.toml"])
+        assert dataclasses.replace(args, config=None) == module.RunArgs()
+
+
+def test_typed_flags_win_over_the_config(script, tmp_path):
+    (tmp_path / "mine.toml").write_text("[ppo]\nseed = 5\ngamma = 0.5\nanneal_lr = false\n")
+    script("ppo", "--config", "mine.toml", "--gamma", 0.25, "--total-timesteps", 2048)
+    args = json.loads((only_run(tmp_path) / "args.json").read_text())["args"]
+    assert (args["seed"], args["gamma"], args["anneal_lr"]) == (5, 0.25, False)
+
+
+BAD_INPUT = {
+    "an unknown environment": ("--env-id CartPool-v1", "Did you mean: `CartPole`"),
+    "an unknown version": ("--env-id CartPole-v7", "v7"),
+    "a malformed id": ("--env-id cart:pole:v1", "No module named"),
+    "a module that is not there": ("--env-id nowhere.envs:My-v0", "No module named 'nowhere'"),
+    "a space without a policy": ("--env-id environments:ManyActions-v0", "MultiDiscrete"),
+    "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
+    "a wrong type": ("--num-envs 2.5", "--num-envs"),
+    "a flag of CleanRL": ("--track", "TensorBoard"),
+    "another flag of CleanRL": ("--no_cuda", "--device"),
+    "one out of range": ("--gamma 1.5", "gamma=1.5 must be between 0 and 1"),
+    "not a number": ("--learning-rate nan", "learning_rate=nan"),
+    "a negative count": ("--num-steps -1", "num_steps=-1 must be at least 1"),
+    "sizes that do not divide": ("--num-minibatches 7", "does not split"),
+    "steps that do not divide": ("--total-timesteps 1001", "does not divide by num_envs"),
+    "a device that is not there": ("--device cuda", "cuda"),
+    "a device of no kind": ("--device abacus", "abacus"),
+    "no config": ("--config missing.toml", "missing.toml"),
+    "no such table": ("--config good.toml:other", "no table [other], only ppo, typo, wrong"),
+    "an unknown field": ("--config good.toml:typo", "gama"),
+    "a field of a wrong type": ("--config good.toml:wrong", "--num-envs"),
+    "a broken config": ("--config bad.toml", "bad.toml"),
+    "no run to resume": ("--resume runs/none", "is not a run folder"),
+    "no run to evaluate": ("--evaluate .", "is not a run folder"),
+    "two commands at once": ("--resume done --evaluate done", "exclude each other"),
+    "another's run": ("--resume other", "is a run of sac.py"),
+    "a changed argument on resume": ("--resume done --gamma 0.5", "gamma=0.98"),
+    "a longer schedule on resume": ("--resume done --total-timesteps 9999992", "schedule"),
+    "weights that are not there": ("--init-weights none.npz", "none.npz"),
+    "weights that are none": ("--init-weights bad.toml", "holds no weights"),
+    "a pickle as weights": ("--init-weights evil.npz", "holds no weights"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_input_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    good = "[ppo]\ngamma = 0.9\n[typo]\ngama = 0.9\n[wrong]\nnum_envs = 2.5\n"
+    (folder / "good.toml").write_text(good)
+    (folder / "bad.toml").write_text("[ppo\n")
+    np.savez(folder / "evil.npz", **{"actor.0.weight": np.array([object()], dtype=object)})
+    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "2048"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    only_run(folder).rename(folder / "done")
+    (folder / "other").mkdir()
+    (folder / "other" / "args.json").write_text('{"algo": "sac", "args": {}}')
+    return folder
+
+
+@pytest.mark.parametrize("flags, message", BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input_is_refused(bad_input_folder, monkeypatch, capsys, flags, message):
+    import ppo
+
+    before = sorted(bad_input_folder.rglob("*"))
+    monkeypatch.chdir(bad_input_folder)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *flags.split()])
+    with pytest.raises(SystemExit) as exit:
+        ppo.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    captured = capsys.readouterr()
+    assert exit.value.code == 2
+    text = " ".join(captured.err.replace("│", " ").split())
+    assert message in text and "Traceback" not in text
+    assert len(captured.err.strip().splitlines()) == 1 or "For full helptext" in text  # tyro's box
+    assert captured.out == ""
+    assert sorted(bad_input_folder.rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_is_refused(bad_input_folder, script, tmp_path):
+    for damage in ("cut", "garbage", "gone"):
+        folder = tmp_path / damage
+        shutil.copytree(bad_input_folder / "done", folder)
+        (folder / "result.json").unlink()
+        path = folder / "checkpoint.pt"
+        content = path.read_bytes()
+        path.write_bytes({"cut": content[:5000], "garbage": b"no" * 999, "gone": b""}[damage])
+        if damage == "gone":
+            path.unlink()
+        result = script("ppo", "--resume", damage, ok=False)
+        assert result.status == 2 and "checkpoint.pt" in result.err
+        assert len(result.err.strip().splitlines()) == 1
+
+
+def forward(weights, part, x):
+    """An MLP in NumPy, from the arrays of weights.npz alone."""
+    x = np.tanh(x @ weights[f"{part}.0.weight"].T + weights[f"{part}.0.bias"])
+    x = np.tanh(x @ weights[f"{part}.2.weight"].T + weights[f"{part}.2.bias"])
+    return x @ weights[f"{part}.4.weight"].T + weights[f"{part}.4.bias"]
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind):
+    import ppo
+
+    flags = {"discrete": DISCRETE, "continuous": CONTINUOUS}[kind]["ppo"]
+    trained = script("ppo", *flags)
+    with np.load(tmp_path / trained.line("run folder") / "weights.npz") as file:
+        weights = dict(file)
+    returns = []
+    for seed in ppo.env_seeds(10, 1, 0, 1):
+        env = gym.make("CartPole-v1" if kind == "discrete" else "Pendulum-v1")
+        obs, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            if kind == "discrete":
+                action = int(forward(weights, "actor", obs).argmax())
+            else:
+                std = np.sqrt(weights["obs_moments.var"] + 1e-8)
+                x = np.clip((obs - weights["obs_moments.mean"]) / std, -10, 10)
+                low, high = weights["action_low"], weights["action_high"]
+                mean = (low + high) / 2 + (high - low) / 2 * forward(weights, "actor", x)
+                action = np.clip(mean, low, high)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    evaluation = json.loads((tmp_path / trained.line("run folder") / "result.json").read_text())
+    assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-3)
+    assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
+
+
+def test_dict_observations_and_actions_that_begin_at_three(script):
+    script("ppo", "--env-id", "environments:Mixed-v0", "--total-timesteps", 2048)
