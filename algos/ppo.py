@@ -16,6 +16,7 @@ Deliberate differences from the papers, all of them common practice but the last
 
 import argparse
 import contextlib
+import ctypes.util
 import hashlib
 import importlib
 import json
@@ -23,6 +24,7 @@ import math
 import os
 import pickle
 import platform
+import re
 import signal
 import sys
 import time
@@ -33,6 +35,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -42,6 +45,7 @@ import tyro
 from torch import nn
 
 ALGO = "ppo"
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 @dataclass
@@ -92,8 +96,14 @@ class Args:
     """Normalises observations by the running mean and variance of those acted on."""
     norm_reward: bool = False
     """Divides rewards by the running standard deviation of the discounted return."""
+    clip_reward: bool = False
+    """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
     hidden_size: int = 64
-    """Width of both hidden layers of the policy's and of the value's network."""
+    """Width of both hidden layers of the policy's and of the value's network, for vectors."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What follows those hidden layers."""
+    log_std_init: float = 0.0
+    """Continuous actions: logarithm of the standard deviation at the start [half the range]."""
     checkpoint_frequency: int = 100_000
     """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
 
@@ -153,41 +163,66 @@ class RunningMoments(nn.Module):
         return torch.sqrt(self.var + 1e-8)
 
 
-def layer(num_inputs: int, num_outputs: int, gain: float):
-    linear = nn.Linear(num_inputs, num_outputs)
-    nn.init.orthogonal_(linear.weight, gain)
-    nn.init.zeros_(linear.bias)
-    return linear
+def initialise(layer, gain: float):
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
-def mlp(num_inputs: int, hidden_size: int, num_outputs: int, last_gain: float):
+def mlp(num_inputs: int, hidden_size: int, num_outputs: int, activation: str, last_gain: float):
     return nn.Sequential(
-        layer(num_inputs, hidden_size, math.sqrt(2)),
-        nn.Tanh(),
-        layer(hidden_size, hidden_size, math.sqrt(2)),
-        nn.Tanh(),
-        layer(hidden_size, num_outputs, last_gain),
+        initialise(nn.Linear(num_inputs, hidden_size), math.sqrt(2)),
+        ACTIVATIONS[activation](),
+        initialise(nn.Linear(hidden_size, hidden_size), math.sqrt(2)),
+        ACTIVATIONS[activation](),
+        initialise(nn.Linear(hidden_size, num_outputs), last_gain),
     )
+
+
+def nature_cnn(image_shape: tuple):
+    """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
+    channels, height, width = image_shape
+    if min(height, width) < 36:  # what the convolutions leave at least one pixel of
+        raise UserError(f"images must be 36 x 36 pixels or larger, not {height} x {width}")
+    convolutions = nn.Sequential(
+        initialise(nn.Conv2d(channels, 32, 8, stride=4), math.sqrt(2)),
+        nn.ReLU(),
+        initialise(nn.Conv2d(32, 64, 4, stride=2), math.sqrt(2)),
+        nn.ReLU(),
+        initialise(nn.Conv2d(64, 64, 3, stride=1), math.sqrt(2)),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    num_features = convolutions(torch.zeros(1, *image_shape)).shape[1]
+    linear = initialise(nn.Linear(num_features, 512), math.sqrt(2))
+    return nn.Sequential(*convolutions, linear, nn.ReLU())
 
 
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
+    Vectors: two networks of two hidden layers. Images: one trunk of convolutions with two heads.
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
     deviation does not depend on the observation. In each dimension its origin is the middle between
     the bounds and its unit half their distance; where a bound is infinite, 0 and 1.
     """
 
-    def __init__(self, obs_dim, num_actions=None, action_low=None, action_high=None, hidden_size=64,
-                 norm_obs=False, norm_reward=False):  # fmt: skip
+    def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
+                 hidden_size=64, activation="tanh", log_std_init=0.0, norm_obs=False,
+                 norm_reward=False):  # fmt: skip
         super().__init__()
-        self.discrete = num_actions is not None
+        self.discrete, self.sees_images = num_actions is not None, len(obs_shape) == 3
         action_dim = num_actions if self.discrete else len(action_low)
         # the small gain makes the first policy nearly uniform, whatever the observation
-        self.actor = mlp(obs_dim, hidden_size, action_dim, last_gain=0.01)
-        self.critic = mlp(obs_dim, hidden_size, 1, last_gain=1.0)
+        if self.sees_images:
+            self.trunk = nature_cnn(obs_shape)
+            self.actor = initialise(nn.Linear(512, action_dim), 0.01)
+            self.critic = initialise(nn.Linear(512, 1), 1.0)
+        else:
+            self.actor = mlp(*obs_shape, hidden_size, action_dim, activation, last_gain=0.01)
+            self.critic = mlp(*obs_shape, hidden_size, 1, activation, last_gain=1.0)
         if not self.discrete:
-            self.log_std = nn.Parameter(torch.zeros(action_dim))
+            self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
             self.low, self.high = low, high = np.float32(action_low), np.float32(action_high)
             with np.errstate(all="ignore"):  # infinite bounds
                 bounded = np.isfinite(high - low)
@@ -195,13 +230,15 @@ class Agent(nn.Module):
                 self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
             self.register_buffer("action_low", torch.tensor(low))  # for whoever acts by weights.npz
             self.register_buffer("action_high", torch.tensor(high))
-        self.obs_moments = RunningMoments((obs_dim,)) if norm_obs else None
+        self.obs_moments = RunningMoments(obs_shape) if norm_obs else None
         self.return_moments = RunningMoments(()) if norm_reward else None
 
-    def features(self, obs):  # (batch, obs_dim) of any dtype -> (batch, obs_dim) float32
-        obs = obs.float()
+    def features(self, obs):  # (batch, *obs_shape) -> (batch, num_features) float32
+        if self.sees_images:
+            # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
+            return self.trunk(obs.contiguous(memory_format=torch.channels_last) / 255)
         if self.obs_moments is None:
-            return obs
+            return obs.float()
         return ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
 
     def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
@@ -221,7 +258,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, rng, greedy=False):
-        """(num_envs, obs_dim) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
+        """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
         policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
         if greedy:
             return policy.argmax(axis=1) if self.discrete else policy
@@ -238,14 +275,14 @@ class Agent(nn.Module):
 
     @property
     def device(self):
-        return self.critic[-1].weight.device
+        return next(self.parameters()).device
 
 
 def flatten(module):
     """Makes all parameters views of one vector, and their gradients views of its gradient.
 
     Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
-    one for each parameter, and a minibatch update of two small networks a tenth less time.
+    one for each parameter, and an update of two small networks a tenth less time.
     """
     parameters = list(module.parameters())
     vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -438,7 +475,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
     """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
     batch_size = len(batch["obs"])
     num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
-    (parameters,), losses = optimizer.param_groups[0]["params"], []
+    parameters, losses = optimizer.param_groups[0]["params"], []
     for _ in range(args.update_epochs):
         log_ratios = []
         for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
@@ -459,7 +496,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
             if args.ent_coef > 0:  # else its backward pass would be for nothing
                 loss = loss - args.ent_coef * entropy
 
-            parameters.grad.zero_()
+            optimizer.zero_grad(set_to_none=False)  # the gradients may be views: see flatten
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             optimizer.step()
@@ -485,25 +522,31 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
 
 def make_agent(args, obs_space, action_space):
     """The network for these spaces, or a UserError that says why there is none."""
-    sizes = dict(hidden_size=args.hidden_size, norm_obs=args.norm_obs, norm_reward=args.norm_reward)
-    obs_dim = math.prod(obs_space.shape)
+    names = "hidden_size activation log_std_init norm_obs norm_reward"
+    settings = {name: getattr(args, name) for name in names.split()}
+    if args.norm_obs and len(obs_space.shape) == 3:
+        raise UserError("norm_obs is for vectors; images are divided by 255")
     if isinstance(action_space, gym.spaces.Discrete):
-        return Agent(obs_dim, num_actions=int(action_space.n), **sizes)
+        return Agent(obs_space.shape, num_actions=int(action_space.n), **settings)
     if isinstance(action_space, gym.spaces.Box):
         low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-        return Agent(obs_dim, action_low=low, action_high=high, **sizes)
+        return Agent(obs_space.shape, action_low=low, action_high=high, **settings)
     raise UserError(f"ppo takes Discrete and Box action spaces, not {action_space}")
 
 
 def evaluation_action(agent, obs, rng, args):
-    return agent.to_env(agent.act(obs, rng, greedy=True))
+    greedy = not args.env_id.startswith(
+        "ALE/"
+    )  # in an Atari game a greedy agent can stall for ever
+    return agent.to_env(agent.act(obs, rng, greedy))
 
 
 def train(args: Args, run: "Run"):
     rng = np.random.default_rng(args.seed)
     agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
+    parameters = agent.parameters() if agent.sees_images else [flatten(agent)]
     # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0
-    optimizer = torch.optim.Adam([flatten(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=1e-5, fused=True)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
     running_returns = np.zeros(args.num_envs)
@@ -524,6 +567,8 @@ def train(args: Args, run: "Run"):
         for _ in range(min(args.num_steps, steps_left)):
             actions = agent.act(obs, rng)
             next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
+            if args.clip_reward:
+                rewards = np.sign(rewards)
             buffer.add(obs, actions, rewards, terminated, truncated, successors)
             obs = next_obs
 
@@ -557,6 +602,12 @@ class RunArgs(Args):
     """Steps between evaluations during training; 0: only at the end."""
     log_frequency: int = 500
     """Steps between points of the curves, at least; returns are the mean since the last point."""
+    capture_video: bool = False
+    """Films the first episode of each evaluation, into the run folder."""
+    episodic_life: bool = False
+    """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
+    sticky_actions: float = 0.0
+    """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
     init_weights: str | None = None
     """Starts from the weights in this .npz file, matched by name."""
     save_init: str | None = None
@@ -564,7 +615,7 @@ class RunArgs(Args):
     device: str = "auto"
     """cpu, cuda, mps; auto: a GPU for images, the CPU for vectors, where it is faster."""
     torch_threads: int = 0
-    """CPU threads of torch; 0: all cores for images, one for vectors, where more are slower."""
+    """CPU threads of torch and of Atari; 0: for images all, for vectors one, which is faster."""
     runs_dir: str = "runs"
     """Where run folders are made."""
 
@@ -572,6 +623,9 @@ class RunArgs(Args):
         super().__post_init__()
         require_range(self, "eval_episodes log_frequency", low=1)
         require_range(self, "eval_frequency torch_threads", low=0)
+        require_range(self, "sticky_actions", low=0, high=1)
+        if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
+            raise UserError("episodic_life and sticky_actions are for Atari games, ALE/...-v5")
         if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
             raise UserError("config, resume and evaluate exclude each other")
 
@@ -680,35 +734,114 @@ def load_args(folder: Path) -> RunArgs:
 
 
 def env_spec(env_id: str):
-    """gymnasium's entry for an id, after importing the module before its colon, if there is one."""
+    """gymnasium's entry for an id, after importing what registers it."""
     module, _, name = env_id.rpartition(":")
+    if name.startswith("ALE/"):
+        module = "ale_py"
+    elif "BulletEnv-" in name and not module:
+        module = "pybullet_envs_gymnasium"
+        quiet_pybullet()
     if module:
         importlib.import_module(module)
-    return gym.spec(name)
+    spec = gym.spec(name)
+    if "mujoco" in str(spec.entry_point):
+        quiet_mujoco()
+    return spec
 
 
-def make_envs(env_id: str, num_envs: int):
-    """Copies of an environment with vectors as observations, under same-step autoreset."""
-
-    def make_env():
-        env = gym.make(env_id)
-        space = env.observation_space
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
-        if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
-            start, n = env.action_space.start, env.action_space.n
-            env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
-        return env
-
+def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
+    """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
     try:
-        if "mujoco" in str(env_spec(env_id).entry_point):
-            quiet_mujoco()
-        autoreset = gym.vector.AutoresetMode.SAME_STEP
-        return gym.vector.SyncVectorEnv([make_env] * num_envs, autoreset_mode=autoreset)
-    except ImportError as error:  # gymnasium's DependencyNotInstalled is one, too
-        raise UserError(f"{env_id} needs a package that is not installed: {error}") from None
+        refuse_old_atari_id(args.env_id)
+        env_spec(args.env_id)
+        if args.env_id.startswith("ALE/"):
+            return make_atari(args, num_envs, training)
+        make = [lambda: make_env(args.env_id, **keywords)] * num_envs
+        return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    except (
+        ImportError
+    ) as error:  # gymnasium's DependencyNotInstalled is one, and has its own advice
+        advice = f"; pip install {error.name}" if error.name and ":" not in args.env_id else ""
+        raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
     except (gym.error.Error, AttributeError, ValueError) as error:
-        raise UserError(f"environment {env_id!r}: {' '.join(str(error).split())}") from None
+        text = " ".join(str(error).split())
+        raise UserError(f"environment {args.env_id!r}: {text}") from None
+
+
+def make_env(env_id: str, **keywords):
+    """One environment whose observations are vectors or channel-first images of uint8."""
+    env = gym.make(env_id, **keywords)
+    space = env.observation_space
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        # (H, W) and (H, W, 1 or 3) become (1, H, W) and (1 or 3, H, W); (stack, H, W) stays
+        axis_last = len(space.shape) == 3 and space.shape[-1] in (1, 3)
+        shape = (space.shape[-1], *space.shape[:2]) if axis_last else (1, *space.shape)[-3:]
+        convert = (lambda x: np.moveaxis(x, -1, 0)) if axis_last else (lambda x: x.reshape(shape))
+        image_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        env = gym.wrappers.TransformObservation(env, convert, image_space)
+    elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+    if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
+        start, n = env.action_space.start, env.action_space.n
+        env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+    return env
+
+
+def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
+    """Atari games, preprocessed by ale_py as for the Nature DQN: up to 30 no-ops at the start, four
+    frames to an action, the maximum of the last two, grey, 84 x 84, four of them stacked.
+    """
+    envs = gym.make_vec(
+        args.env_id,
+        num_envs=num_envs,
+        vectorization_mode="vector_entry_point",
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+        num_threads=args.torch_threads,
+        repeat_action_probability=args.sticky_actions,
+        life_loss_info=args.episodic_life and training,
+        reward_clipping=False,
+        **picture,
+    )
+    return AtariEnvs(envs)
+
+
+class AtariEnvs(gym.vector.VectorWrapper):
+    """Says in info["_final_obs"] which games are over, as gymnasium's own vector environments do.
+
+    ale_py sets `terminated` at a lost life, too, where the game goes on and `final_obs` is stale.
+    """
+
+    def reset(self, *, seed):
+        obs, info = self.env.reset(seed=np.array(seed, np.int32))
+        self.frames = info["episode_frame_number"]
+        return obs, info
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
+        self.frames = info["episode_frame_number"]
+        return obs, rewards, terminated, truncated, {**info, "_final_obs": over}
+
+
+def refuse_old_atari_id(env_id: str):
+    """PongNoFrameskip-v4 and its like, games without the preprocessing that is built in here."""
+    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[04]", env_id)
+    with contextlib.suppress(ImportError):
+        if old and importlib.import_module("ale_py") and f"ALE/{old[1]}-v5" in gym.registry:
+            raise UserError(f"environment {env_id!r}: use ALE/{old[1]}-v5")
+
+
+def quiet_pybullet():
+    """PyBullet's C code greets on stdout and stderr. Python keeps its own ways there."""
+    if "pybullet" not in sys.modules:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pybullet")
+        os.dup2(stderr, 2)
 
 
 def quiet_mujoco():
@@ -732,9 +865,9 @@ def env_seeds(num_envs: int, *entropy: int) -> list[int]:
 
 def evaluate(agent, args: RunArgs):
     """Returns of one episode in each of `eval_episodes` environments with seeds of their own."""
-    envs = make_envs(args.env_id, args.eval_episodes)
-    rng = np.random.default_rng([args.seed, 1, 1])
+    envs = make_envs(args, args.eval_episodes, training=False)
     obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+    rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     while running.any():
         actions = evaluation_action(agent, as_obs(obs), rng, args)
@@ -743,6 +876,48 @@ def evaluate(agent, args: RunArgs):
         running &= ~(terminated | truncated)
     envs.close()
     return returns
+
+
+def film(agent, args: RunArgs, path: Path):
+    """One episode as an mp4. What this machine lacks for it is said in a line, and ends nothing."""
+    temporary = path.with_suffix(".part.mp4")
+    try:
+        import imageio
+
+        path.parent.mkdir(exist_ok=True)
+        envs = make_envs(args, 1, training=False, render_mode="rgb_array")
+        seeds = env_seeds(1, args.seed, 0, 1)
+        obs, _ = envs.reset(seed=seeds)
+        twin = None
+        if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
+            size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
+            twin = make_atari(args, 1, training=False, **size)
+            pictures, _ = twin.reset(seed=seeds)
+        fps = 15 if twin else envs.metadata.get("render_fps", 30)  # every fourth of a game's 60
+        rng, over = np.random.default_rng([args.seed, 1, 1]), False
+        with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
+            while not over:
+                video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
+                actions = evaluation_action(agent, as_obs(obs), rng, args)
+                actions = actions.reshape(envs.action_space.shape)
+                obs, _, terminated, truncated, _ = envs.step(actions)
+                if twin:
+                    pictures, *_ = twin.step(actions)
+                over = terminated[0] or truncated[0]
+        envs.close()
+        os.replace(temporary, path)
+        print(f"video        {path}")
+    except Exception as error:  # drawing fails in as many ways as there are drivers
+        temporary.unlink(missing_ok=True)
+        print(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
+
+
+def draw_without_display():
+    """Lets pygame and MuJoCo draw on a machine without a screen; both decide when imported."""
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if ctypes.util.find_library("EGL"):
+            os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def write_file(path: Path, write):
@@ -807,7 +982,7 @@ class Run:
         self.seconds_before, self.started = 0.0, time.perf_counter()
         self.folder = Path(args.resume) if args.resume else None
         self.checkpoint = load_checkpoint(self.folder) if args.resume else None
-        self.envs = make_envs(args.env_id, args.num_envs)
+        self.envs = make_envs(args, args.num_envs)
         self.obs_space, self.action_space = agent_spaces(self.envs)
         self.device = choose_device(args, self.obs_space)
         torch.manual_seed(args.seed)
@@ -870,8 +1045,8 @@ class Run:
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
         self.episode_lengths += 1
-        ended = terminated | truncated
-        if ended.any():
+        ended = info.get("_final_obs")  # of Atari's lives only the last one
+        if ended is not None and ended.any():
             successors = next_obs.copy()
             for i in np.flatnonzero(ended):
                 successors[i] = info["final_obs"][i]
@@ -889,7 +1064,7 @@ class Run:
         So a run that is resumed here needs nothing of the environments that were.
         """
         self.envs.close()
-        self.envs = make_envs(self.args.env_id, self.args.num_envs)
+        self.envs = make_envs(self.args, self.args.num_envs)
         self.episode_returns[:] = self.episode_lengths[:] = 0
         return self.reset_envs()
 
@@ -924,7 +1099,10 @@ class Run:
             self.writer.add_scalar(name, value, self.step_count)
 
     def evaluate(self):
-        returns = evaluate(self.parts["agent"], self.args)
+        agent, args = self.parts["agent"], self.args
+        returns = evaluate(agent, args)
+        if args.capture_video:
+            film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
         self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
         return returns
 
@@ -1049,10 +1227,11 @@ class Progress:
 
 
 def agent_spaces(envs):
-    """The spaces as the agent meets them: observations are float32, images stay uint8."""
-    space = envs.single_observation_space
-    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
-    return gym.spaces.Box(-np.inf, np.inf, space.shape, dtype), envs.single_action_space
+    """The spaces as the agent meets them: observations are float32, or uint8 if they were."""
+    obs_space = envs.single_observation_space
+    if obs_space.dtype != np.uint8:
+        obs_space = gym.spaces.Box(-np.inf, np.inf, obs_space.shape, np.float32)
+    return obs_space, envs.single_action_space
 
 
 def choose_device(args: RunArgs, obs_space):
@@ -1123,12 +1302,15 @@ def print_result(folder: Path, returns, digest: str):
 def evaluate_run(args: RunArgs):
     """`--evaluate`: plays with the weights of a run folder, as its own last evaluation did."""
     folder = Path(args.evaluate)
-    envs = make_envs(args.env_id, 1)
+    envs = make_envs(args, 1)
     obs_space, action_space = agent_spaces(envs)
     envs.close()
     agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
     load_weights(agent, folder / "weights.npz")
-    print_result(folder, evaluate(agent, args), run_hash(agent))
+    returns = evaluate(agent, args)
+    if args.capture_video:
+        film(agent, args, folder / "videos" / f"evaluation-seed-{args.seed}.mp4")
+    print_result(folder, returns, run_hash(agent))
 
 
 def skip_compiler_import():
@@ -1157,6 +1339,8 @@ def main():
     run = None
     try:
         args = parse_args(sys.argv[1:])
+        if args.capture_video:
+            draw_without_display()
         if args.evaluate:
             evaluate_run(args)
         elif args.resume and (result := finished_result(args)):

@@ -75,6 +75,26 @@ class Mixed(Clock):
         return super().step(action)
 
 
+class Rich(Clock):
+    """Rewards of 10."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 10.0, terminated, truncated, info
+
+
+class Picture(Clock):
+    """Images of any shape; pixel (row, column) of channel c is row + 2 column + 3 c + time."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.observation_space = Box(0, 255, shape, np.uint8)
+
+    def observe(self):
+        rows, columns, *channels = np.indices(self.observation_space.shape)
+        return np.uint8(rows + 2 * columns + (3 * channels[0] if channels else 0) + self.time)
+
+
 class ManyActions(Clock):
     action_space = MultiDiscrete([2, 3])
 
@@ -91,4 +111,10 @@ register("Target-v0", Target)
 register("Broken-v0", Broken)
 register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
+register("Rich-v0", Rich)
+register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
+register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
+register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
+CAR = "gymnasium.envs.box2d:CarRacing"
+register("ShortCarRacing-v0", CAR, max_episode_steps=20)

@@ -166,7 +166,7 @@ def test_running_moments_are_those_of_everything_seen():
 
 def test_policy_samples_follow_the_softmax():
     torch.manual_seed(0)
-    agent = ppo.Agent(OBS, num_actions=ACTIONS)
+    agent = ppo.Agent((OBS,), num_actions=ACTIONS)
     with torch.no_grad():
         agent.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
     obs = np.zeros((20_000, OBS), np.float32)
@@ -181,7 +181,7 @@ def test_policy_samples_follow_the_softmax():
 
 def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
     low, high = np.array([-1.0, 0.0, 10.0, -np.inf]), np.array([3.0, 0.5, 1000.0, np.inf])
-    agent = ppo.Agent(OBS, action_low=low, action_high=high)
+    agent = ppo.Agent((OBS,), action_low=low, action_high=high)
     with torch.no_grad():
         agent.log_std.copy_(torch.tensor([-1.0, 0.0, 1.0, 2.0]))
     actions = agent.act(np.zeros((20_000, OBS), np.float32), np.random.default_rng(0))
@@ -195,7 +195,7 @@ def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
 
 
 def test_observations_are_normalised_and_clipped():
-    agent = ppo.Agent(OBS, num_actions=ACTIONS, norm_obs=True)
+    agent = ppo.Agent((OBS,), num_actions=ACTIONS, norm_obs=True)
     agent.obs_moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))  # mean 2, 20; std 1, 10
     features = agent.features(torch.tensor([[3.0, 0.0], [2.0, 1e6]]))
     torch.testing.assert_close(features, torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
@@ -214,7 +214,7 @@ def make_update_batch(agent, size):
 def run_update(**settings):
     args = ppo.Args(**settings)
     torch.manual_seed(1)
-    agent = ppo.Agent(OBS, num_actions=ACTIONS)
+    agent = ppo.Agent((OBS,), num_actions=ACTIONS)
     optimizer = torch.optim.Adam([ppo.flatten(agent)], lr=args.learning_rate)
     batch = make_update_batch(agent, 35)
     before = [p.detach().clone() for p in agent.parameters()]
@@ -279,7 +279,7 @@ def test_the_gradient_is_clipped(monkeypatch):
 
 
 def test_one_vector_of_parameters_learns_as_many_do():
-    agents = [ppo.Agent(OBS, num_actions=ACTIONS) for _ in range(2)]
+    agents = [ppo.Agent((OBS,), num_actions=ACTIONS) for _ in range(2)]
     agents[1].load_state_dict(agents[0].state_dict())
     plain = torch.optim.Adam(agents[0].parameters(), lr=1e-2)
     flat = torch.optim.Adam([ppo.flatten(agents[1])], lr=1e-2)

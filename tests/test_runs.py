@@ -24,7 +24,17 @@ CONTINUOUS = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split()
 }
-SETTINGS = [(name, flags[name]) for name in SCRIPTS for flags in (DISCRETE, CONTINUOUS)]
+ATARI = {
+    "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 --num-envs 2 "
+    "--num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward --eval-episodes 1 "
+    "--torch-threads 1 --log-frequency 64".split()
+}
+PYBULLET = {
+    "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
+    "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split()
+}
+KINDS = (DISCRETE, CONTINUOUS, ATARI, PYBULLET)
+SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS]
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance"
@@ -74,7 +84,7 @@ def test_evaluate_repeats_the_last_evaluation(script, name, tmp_path):
 
 @pytest.mark.parametrize("name, flags", SETTINGS)
 def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
-    flags = [*flags, "--eval-frequency", 1000]
+    flags = [*flags, "--eval-frequency", "1000"]
     whole = script(name, *flags, "--runs-dir", "whole")
     command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
     kills = 0
@@ -99,7 +109,7 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
     uninterrupted = scalars(tmp_path / whole.line("run folder"))
     resumed = scalars(folder)
     assert all(len(values) == 1 for values in resumed.values())
-    assert resumed == uninterrupted and len(resumed) > 50
+    assert resumed == uninterrupted and len(resumed) >= 30
 
 
 def test_a_finished_run_can_be_given_more_steps(script, name):
