@@ -522,8 +522,13 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
 
 def make_agent(args, obs_space, action_space):
     """The network for these spaces, or a UserError that says why there is none."""
-    names = "hidden_size activation log_std_init norm_obs norm_reward"
-    settings = {name: getattr(args, name) for name in names.split()}
+    settings = {
+        "hidden_size": args.hidden_size,
+        "activation": args.activation,
+        "log_std_init": args.log_std_init,
+        "norm_obs": args.norm_obs,
+        "norm_reward": args.norm_reward,
+    }
     if args.norm_obs and len(obs_space.shape) == 3:
         raise UserError("norm_obs is for vectors; images are divided by 255")
     if isinstance(action_space, gym.spaces.Discrete):
