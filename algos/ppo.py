@@ -613,6 +613,8 @@ class RunArgs(Args):
     """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
     sticky_actions: float = 0.0
     """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
+    keep_replay: bool = False
+    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged."""
     init_weights: str | None = None
     """Starts from the weights in this .npz file, matched by name."""
     save_init: str | None = None
@@ -720,6 +722,8 @@ def config_flags(config: str) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
         else:
             flags += [f"--{flag}", str(value)]
     return flags
@@ -731,7 +735,8 @@ def load_args(folder: Path) -> RunArgs:
         saved = json.loads((folder / "args.json").read_text())
         if saved["algo"] != ALGO:
             raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
-        return RunArgs(**saved["args"])
+        lists = {name: v for name, v in saved["args"].items() if isinstance(v, list)}
+        return RunArgs(**saved["args"] | {name: tuple(v) for name, v in lists.items()})
     except OSError:
         raise UserError(f"{folder} is not a run folder: it has no args.json") from None
     except (ValueError, TypeError, KeyError) as error:
@@ -961,8 +966,10 @@ def load_weights(agent, path: Path, only_learned: bool = False):
         missing = {name for name in missing if name in parameters}
         unknown = {name for name in unknown if "_moments." not in name}
         names = {name for name in names & arrays if name in parameters or "_moments." in name}
-    for name in sorted(missing | unknown):
-        raise UserError(f"{path}: {'the agent' if name in unknown else 'the file'} has no {name}")
+    faults = [f"lacks {name}" for name in sorted(missing)]
+    faults += [f"has {name}, which the agent has not" for name in sorted(unknown)]
+    if faults:
+        raise UserError(f"{path} {'; '.join(faults)}")
     for name in sorted(names):
         if wanted[name].shape != arrays[name].shape:
             shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
@@ -1003,7 +1010,8 @@ class Run:
         self.recent_returns = deque(maxlen=20)
 
     def start(self, **parts):
-        """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator.
+        """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator, and
+        replay buffers, which write files of their own.
 
         Returns the step to go on from, 0 in a new run, and the first observations.
         """
@@ -1080,7 +1088,7 @@ class Run:
             if not math.isfinite(value):
                 raise RunFailed(f"{name} is {value} at step {step}")
         at_boundary, at_end = step % self.period == 0, step >= args.total_timesteps
-        if step // args.log_frequency > before // args.log_frequency or at_boundary or at_end:
+        if self.logs_now():
             self.write_scalars(scalars)
         every = args.eval_frequency
         if every and step // every > before // every and not at_end:  # finish has its own
@@ -1090,6 +1098,12 @@ class Run:
         self.progress.show(step, self.sps(), self.recent_returns)
         self.last_step = step
         return step
+
+    def logs_now(self) -> bool:
+        """Whether this iteration ends with a point of the curves."""
+        step, every = self.step_count, self.args.log_frequency
+        at_end = step >= self.args.total_timesteps
+        return step // every > self.last_step // every or step % self.period == 0 or at_end
 
     def sps(self) -> float:
         return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
@@ -1115,9 +1129,8 @@ class Run:
         """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
         from torch.utils.tensorboard.summary import hparams
 
-        values = {
-            name: "None" if value is None else value for name, value in asdict(self.args).items()
-        }
+        plain = bool | int | float | str
+        values = {k: v if isinstance(v, plain) else str(v) for k, v in asdict(self.args).items()}
         begin, session, _ = hparams({"algo": ALGO, **values}, {"eval/episodic_return": 0})
         self.writer.file_writer.add_summary(begin)
         self.writer.file_writer.add_summary(session)
@@ -1137,21 +1150,25 @@ class Run:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
             event_files[path.name] = path.stat().st_size
-        states = {
-            name: part.bit_generator.state
-            if isinstance(part, np.random.Generator)
-            else part.state_dict()
-            for name, part in self.parts.items()
-        }
         checkpoint = {
             "step": self.step_count,
             "seconds": self.seconds(),
             "event_files": event_files,
             "torch_rng": torch.get_rng_state(),
-            "parts": states,
+            "parts": {name: self.state_of(part) for name, part in self.parts.items()},
         }
         save_weights(self.parts["agent"], self.folder / "weights.npz")
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        for path in self.folder.glob("replay-*.npz"):  # of what the buffer has overwritten since
+            if path.name not in str(checkpoint["parts"].get("buffer")):
+                path.unlink()
+
+    def state_of(self, part):
+        if isinstance(part, np.random.Generator):
+            return part.bit_generator.state
+        if hasattr(part, "save"):  # a replay buffer
+            return part.save(self.folder, self.step_count)
+        return part.state_dict()
 
     def restore(self):
         """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
@@ -1160,6 +1177,8 @@ class Run:
                 state = self.checkpoint["parts"][name]
                 if isinstance(part, np.random.Generator):
                     part.bit_generator.state = state
+                elif hasattr(part, "load"):
+                    part.load(self.folder, state)
                 else:
                     part.load_state_dict(state)
             torch.set_rng_state(self.checkpoint["torch_rng"])
@@ -1167,10 +1186,11 @@ class Run:
                 self.checkpoint["step"],
                 self.checkpoint["seconds"],
             )
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{self.folder}/checkpoint.pt does not fit this script: {error}"
-            ) from None
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
+        except (KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            text = f"does not fit this script: {first_line(error)}"
+            raise UserError(f"{self.folder}/checkpoint.pt {text}") from None
         for path in self.folder.glob("events.out.tfevents.*"):
             size = self.checkpoint["event_files"].get(path.name)
             if size is None:
@@ -1204,6 +1224,9 @@ class Run:
             "run_hash": run_hash(agent),
         }
         write_json(self.folder / "result.json", result)
+        if not args.keep_replay:
+            for path in self.folder.glob("replay-*.npz"):
+                path.unlink()
         self.envs.close()
         print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
         print_result(self.folder, returns, result["run_hash"])
@@ -1247,10 +1270,23 @@ def choose_device(args: RunArgs, obs_space):
     args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
     torch.set_num_threads(args.torch_threads)
     torch.backends.cudnn.deterministic = True
+    # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
+    torch.set_flush_denormal(True)
     try:
         return torch.zeros(1, device=args.device).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def require_memory(what: str, size: int):
+    """Says how much memory `size` bytes are; raises UserError when the machine has less to give."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError):  # Linux also says what its caches would give back
+        text = Path("/proc/meminfo").read_text()
+        free = 1024 * int(re.search(r"MemAvailable: +(\d+)", text)[1])
+    print(f"{what} takes {size / 1e9:.3f} GB")
+    if size > free:
+        raise UserError(f"{what} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
 
 def first_line(error: Exception) -> str:

@@ -66,3 +66,7 @@ def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
     return found
+
+
+def hash_of_parameters(module) -> list:
+    return [p.detach().numpy().tobytes() for p in module.parameters()]

@@ -18,26 +18,42 @@ import numpy as np
 import pytest
 from conftest import ROOT, SCRIPTS, only_run, scalars
 
-# short runs that still update, per script: discrete actions; continuous with normalisation
-DISCRETE = {"ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split()}
-CONTINUOUS = {
+# Short runs that still update, by script. dqn's replay buffer wraps in all of them.
+DISCRETE = {
+    "ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split(),
+    "dqn": "--total-timesteps 6144 --checkpoint-frequency 1024 --buffer-size 1500 "
+    "--gradient-steps 8".split(),
+}
+SECOND = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
-    "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split()
+    "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split(),
+    "dqn": "--env-id LunarLander-v3 --total-timesteps 6144 --checkpoint-frequency 1024 "
+    "--buffer-size 1500 --gradient-steps 8 --num-envs 2 --double --dueling --n-atoms 11 "
+    "--n-step 3 --tau 0.5".split(),
 }
 ATARI = {
-    "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 --num-envs 2 "
-    "--num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward --eval-episodes 1 "
-    "--torch-threads 1 --log-frequency 64".split()
+    "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
+    "--num-envs 2 --num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward "
+    "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
+    "dqn": "--env-id ALE/Breakout-v5 --total-timesteps 1024 --checkpoint-frequency 256 "
+    "--num-envs 2 --train-frequency 32 --gradient-steps 1 --learning-starts 200 "
+    "--buffer-size 300 --n-step 3 --episodic-life --clip-reward --eval-epsilon 1 "
+    "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
 }
 PYBULLET = {
     "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
     "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split()
 }
-KINDS = (DISCRETE, CONTINUOUS, ATARI, PYBULLET)
-SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS]
+KINDS = (DISCRETE, SECOND, ATARI, PYBULLET)
+SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
+NO_SCHEDULE = {
+    "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
+    "dqn": ["--exploration-steps", "2000", "--keep-replay"],
+}
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
-    "losses/approx_kl losses/clipfrac losses/explained_variance"
+    "losses/approx_kl losses/clipfrac losses/explained_variance",
+    "dqn": "charts/epsilon losses/td_loss losses/q_values",
 }
 
 
@@ -73,7 +89,7 @@ def test_what_a_run_leaves_behind(script, name, tmp_path):
 
 
 def test_evaluate_repeats_the_last_evaluation(script, name, tmp_path):
-    trained = script(name, *CONTINUOUS[name])
+    trained = script(name, *SECOND[name])
     evaluated = script(name, "--evaluate", trained.line("run folder"))
     assert evaluated.line("evaluation") == trained.line("evaluation")
     assert evaluated.hash == trained.hash
@@ -113,7 +129,7 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
 
 
 def test_a_finished_run_can_be_given_more_steps(script, name):
-    flags = [*DISCRETE[name], "--no-anneal-lr", "--no-anneal-clip"]
+    flags = [*DISCRETE[name], *NO_SCHEDULE[name]]
     short = script(name, *flags)
     longer = script(name, "--resume", short.line("run folder"), "--total-timesteps", 10240)
     flags[1] = "10240"
@@ -171,8 +187,8 @@ def test_initial_weights_travel_by_name(script, name, tmp_path):
     assert len(list(tmp_path.glob("runs/*/*/*"))) == runs
 
 
-def test_statistics_travel_when_both_sides_have_them(script, name, tmp_path):
-    trained = script(name, *CONTINUOUS[name])
+def test_statistics_travel_when_both_sides_have_them(script, tmp_path, name="ppo"):
+    trained = script(name, *SECOND[name])
     weights = tmp_path / trained.line("run folder") / "weights.npz"
     flags = ["--env-id", "Pendulum-v1", "--total-timesteps", 2048, "--init-weights", weights]
     script(name, *flags, "--norm-obs", "--save-init", "with.npz")
@@ -221,7 +237,7 @@ def test_every_benchmark_config_is_understood(file, table, settings):
     module = importlib.import_module(table.split("-")[0])
     args = module.parse_args(["--config", f"{ROOT}/benchmarks/{file}:{table}", "--seed", "7"])
     for key, value in settings.items():
-        assert getattr(args, key) == value
+        assert getattr(args, key) == (tuple(value) if isinstance(value, list) else value)
     assert args.seed == 7
 
 
@@ -333,7 +349,7 @@ def forward(weights, part, x):
 def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind):
     import ppo
 
-    flags = {"discrete": DISCRETE, "continuous": CONTINUOUS}[kind]["ppo"]
+    flags = {"discrete": DISCRETE, "continuous": SECOND}[kind]["ppo"]
     trained = script("ppo", *flags)
     with np.load(tmp_path / trained.line("run folder") / "weights.npz") as file:
         weights = dict(file)
@@ -357,6 +373,59 @@ def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind
     evaluation = json.loads((tmp_path / trained.line("run folder") / "result.json").read_text())
     assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-3)
     assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
+
+
+def numpy_q_values(weights, x):
+    """dqn's network in NumPy, from the arrays of weights.npz alone: (obs_dim,) -> (actions,)."""
+
+    def layer(name, x):
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    def stream(name):
+        return layer(f"{name}.2", np.maximum(layer(f"{name}.0", features), 0)).reshape(-1, n_atoms)
+
+    n_atoms = len(weights.get("support", [0]))
+    features = np.maximum(layer("trunk.0", x), 0)
+    if "q_head.0.weight" in weights:
+        logits = stream("q_head")  # (actions, atoms)
+    else:
+        advantage = stream("advantage_head")
+        logits = stream("value_head") + advantage - advantage.mean(axis=0)
+    if n_atoms == 1:
+        return logits[:, 0]
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (probs / probs.sum(axis=1, keepdims=True)) @ weights["support"]
+
+
+@pytest.mark.parametrize("n_atoms", [1, 51])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, n_atoms, dueling):
+    import dqn
+    import torch
+
+    flags = [*DISCRETE["dqn"], "--n-atoms", n_atoms, "--v-min", 0, "--v-max", 100]
+    trained = script("dqn", *flags, "--dueling" if dueling else "--no-dueling")
+    folder = tmp_path / trained.line("run folder")
+    with np.load(folder / "weights.npz") as file:
+        weights = dict(file)
+    q_network = dqn.QNetwork((4,), 2, n_atoms, 0, 100, dueling, (256, 256))
+    dqn.load_weights(q_network, folder / "weights.npz")
+    returns = []
+    for seed in dqn.env_seeds(10, 1, 0, 1):
+        env = gym.make("CartPole-v1")
+        obs, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            q_values = numpy_q_values(weights, obs)
+            theirs = q_network.q_values(q_network(torch.as_tensor(obs)[None]))[0]
+            np.testing.assert_allclose(q_values, theirs.detach().numpy(), rtol=1e-5, atol=1e-5)
+            action = int(q_values.argmax())
+            assert action == q_network.act(obs[None], 0.0, np.random.default_rng(0))[0]
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-6)
 
 
 def test_dict_observations_and_actions_that_begin_at_three(script):

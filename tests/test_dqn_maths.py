@@ -1,0 +1,327 @@
+"""The formulas and the buffer of dqn.py against hand-worked numbers and independent definitions."""
+
+import dqn
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import hash_of_parameters
+
+BATCH, ACTIONS, ATOMS, OBS = 7, 3, 5, 2
+
+
+def network(**settings):
+    torch.manual_seed(0)
+    return dqn.QNetwork((OBS,), ACTIONS, hidden_sizes=(11, 13), **settings)
+
+
+def tensors(*arrays):
+    return [torch.as_tensor(array) for array in arrays]
+
+
+def project_by_hand(support, probs, rewards, discounts, terminated):
+    """Eq. 7 of arXiv 1707.06887, term by term, in float64."""
+    support, probs = support.astype(np.float64), probs.astype(np.float64)
+    n_atoms, gap = len(support), support[1] - support[0]
+    projected = np.zeros_like(probs)
+    for b in range(len(probs)):
+        for i in range(n_atoms):
+            for j in range(n_atoms):
+                future = 0.0 if terminated[b] else float(discounts[b]) * support[j]
+                moved = np.clip(rewards[b] + future, support[0], support[-1])
+                share = np.clip(1 - abs(moved - support[i]) / gap, 0, 1)
+                projected[b, i] += share * probs[b, j]
+    return projected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_projection_against_a_triple_loop(seed):
+    rng = np.random.default_rng(seed)
+    support = np.linspace(-2, 3, ATOMS, dtype=np.float32)
+    probs = rng.dirichlet(np.ones(ATOMS), BATCH).astype(np.float32)
+    rewards = rng.normal(scale=3, size=BATCH).astype(np.float32)  # also beyond both ends
+    discounts = rng.uniform(0.5, 1, BATCH).astype(np.float32)
+    terminated = rng.random(BATCH) < 0.3
+    arguments = (support, probs, rewards, discounts, terminated)
+    projected = dqn.project_categorical(*tensors(*arguments)).numpy()
+    np.testing.assert_allclose(projected, project_by_hand(*arguments), atol=1e-5)
+    np.testing.assert_allclose(projected.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_atoms, v_min, v_max", [(51, -10, 10), (31, 0, 250), (31, -500, 500)])
+def test_projection_keeps_the_mass_of_every_atom(n_atoms, v_min, v_max):
+    """Also at integer positions, beyond the ends, and with the last atom rounded too high."""
+    support = torch.linspace(v_min, v_max, n_atoms)
+    gap = (v_max - v_min) / (n_atoms - 1)
+    rewards = torch.cat([support, support + gap / 3, torch.tensor([-1e6, 1e6])])
+    certain = torch.zeros(len(rewards), n_atoms)
+    certain[:, 0] = 1
+    ends = torch.ones(len(rewards), dtype=torch.bool)
+    discounts = torch.ones(len(rewards))
+    projected = dqn.project_categorical(support, certain, rewards, discounts, ends)
+    torch.testing.assert_close(projected.sum(dim=1), torch.ones(len(rewards)))
+    means = (projected * support).sum(dim=1)  # what lies inside keeps its mean
+    expected = rewards.clamp(v_min, v_max)
+    torch.testing.assert_close(means, expected, atol=1e-3 * gap, rtol=1e-5)
+
+
+def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
+    q_network = network(n_atoms=ATOMS, dueling=True)
+    logits = torch.randn(BATCH, ACTIONS, ATOMS)
+    q_values = q_network.q_values(logits)
+    support, logits = q_network.support.tolist(), logits.tolist()
+    for b in range(BATCH):
+        for a in range(ACTIONS):
+            weights = np.exp(np.float64(logits[b][a]))
+            mean = sum(w * z for w, z in zip(weights / weights.sum(), support, strict=True))
+            assert q_values[b, a].item() == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+def test_dueling_is_value_plus_advantage_less_its_mean_over_actions(n_atoms):
+    q_network, obs = network(n_atoms=n_atoms, dueling=True), torch.randn(BATCH, OBS)
+    logits = q_network(obs)
+    assert logits.shape == (BATCH, ACTIONS, n_atoms)
+    features = q_network.trunk(obs)
+    value = q_network.value_head(features).tolist()
+    advantage = q_network.advantage_head(features).view(BATCH, ACTIONS, n_atoms).tolist()
+    for b in range(BATCH):
+        for n in range(n_atoms):
+            mean = sum(advantage[b][a][n] for a in range(ACTIONS)) / ACTIONS
+            for a in range(ACTIONS):
+                by_hand = value[b][n] + advantage[b][a][n] - mean
+                assert logits[b, a, n].item() == pytest.approx(by_hand, abs=1e-5)
+    with torch.no_grad():  # a constant on all advantages, another for each atom
+        constants = torch.randn(n_atoms).repeat(ACTIONS)
+        q_network.advantage_head[-1].bias += constants
+    torch.testing.assert_close(q_network(obs), logits, atol=1e-5, rtol=1e-5)
+
+
+def test_the_switches_change_the_parameters():
+    plain, dueling = (dict(network(dueling=d).named_parameters()) for d in (False, True))
+    assert {name.split(".")[0] for name in plain} == {"trunk", "q_head"}
+    assert {name.split(".")[0] for name in dueling} == {"trunk", "value_head", "advantage_head"}
+    assert len(plain) == 6 and len(dueling) == 10
+    assert "support" in network(n_atoms=ATOMS).state_dict()
+    assert "support" not in network().state_dict()
+
+
+def test_networks_keep_nothing_between_calls():
+    q_network = network(n_atoms=ATOMS, dueling=True)
+    first, second = torch.randn(2, BATCH, OBS)
+    alone = q_network(first), q_network(second)
+    interleaved = q_network(second), q_network(first)
+    assert torch.equal(alone[0], interleaved[1]) and torch.equal(alone[1], interleaved[0])
+
+
+def arguments(**settings):
+    return dqn.Args(**settings)
+
+
+def random_batch(rng, size=BATCH):
+    obs, next_obs = rng.normal(size=(2, size, OBS)).astype(np.float32)
+    batch = {
+        "obs": obs,
+        "next_obs": next_obs,
+        "actions": rng.integers(ACTIONS, size=size),
+        "rewards": rng.normal(size=size).astype(np.float32),
+        "terminated": rng.random(size) < 0.3,
+        "discounts": rng.uniform(0.5, 1, size).astype(np.float32),
+    }
+    return {name: torch.as_tensor(array) for name, array in batch.items()}
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+def test_the_td_loss_by_hand(double, loss):
+    batch = random_batch(np.random.default_rng(0))
+    online, target = network(), network()
+    with torch.no_grad():
+        for p in target.parameters():
+            p.add_(torch.randn(p.shape) * 0.5)
+    q, next_target = online(batch["obs"])[..., 0], target(batch["next_obs"])[..., 0]
+    next_online, errors = online(batch["next_obs"])[..., 0], []
+    choices = 0
+    for b in range(BATCH):
+        chooser = next_online if double else next_target
+        choice = max(range(ACTIONS), key=chooser[b].__getitem__)
+        choices += choice != max(range(ACTIONS), key=next_target[b].__getitem__)
+        value = 0 if batch["terminated"][b] else next_target[b, choice].item()
+        y = batch["rewards"][b].item() + batch["discounts"][b].item() * value
+        error = q[b, batch["actions"][b]].item() - y
+        huber = 0.5 * error**2 if abs(error) < 1 else abs(error) - 0.5
+        errors.append(error**2 if loss == "mse" else huber)
+    assert (choices > 0) == double  # the two ways differ on this batch
+    computed, _ = dqn.q_loss(online, target, batch, arguments(double=double, loss=loss))
+    assert computed.item() == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_categorical_loss_by_hand(double):
+    batch = random_batch(np.random.default_rng(1))
+    online, target = network(n_atoms=ATOMS), network(n_atoms=ATOMS)
+    with torch.no_grad():
+        for p in target.parameters():
+            p.add_(torch.randn(p.shape))
+    logits, next_logits = online(batch["obs"]), target(batch["next_obs"])
+    chooser = online if double else target
+    choices = chooser.q_values(chooser(batch["next_obs"])).argmax(dim=1)
+    probs = torch.stack([next_logits[b, choices[b]].softmax(dim=0) for b in range(BATCH)])
+    outcome = (batch[k].numpy() for k in ("rewards", "discounts", "terminated"))
+    wanted = project_by_hand(online.support.numpy(), probs.detach().numpy(), *outcome)
+    total = 0.0
+    for b in range(BATCH):
+        log_probs = logits[b, batch["actions"][b]].log_softmax(dim=0).tolist()
+        total -= sum(w * log_p for w, log_p in zip(wanted[b], log_probs, strict=True))
+    loss, _ = dqn.q_loss(online, target, batch, arguments(double=double, n_atoms=ATOMS))
+    assert loss.item() == pytest.approx(total / BATCH, rel=1e-4)
+
+
+def test_rewards_with_a_second_axis_are_refused():
+    batch = random_batch(np.random.default_rng(0))
+    batch["rewards"] = batch["rewards"][:, None]
+    with pytest.raises(AssertionError):
+        dqn.q_loss(network(), network(), batch, arguments())
+
+
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+def test_an_update_moves_the_online_network_alone(n_atoms):
+    args = arguments(n_atoms=n_atoms)
+    online, target = network(n_atoms=n_atoms, dueling=True), network(n_atoms=n_atoms, dueling=True)
+    optimizer = torch.optim.Adam([dqn.flatten(online)], lr=1e-2)
+    pointers = {p.data_ptr() for p in online.parameters()}
+    assert pointers.isdisjoint(p.data_ptr() for p in target.parameters())
+    before = [p.detach().clone() for p in online.parameters()], hash_of_parameters(target)
+    dqn.update(online, target, optimizer, random_batch(np.random.default_rng(0)), args)
+    moved = [not torch.equal(p, q) for p, q in zip(online.parameters(), before[0], strict=True)]
+    assert all(moved) and hash_of_parameters(target) == before[1]
+
+
+def test_polyak_by_hand():
+    online, target = network(), network(dueling=False)
+    with torch.no_grad():
+        for p in target.parameters():
+            p.fill_(4.0)
+        for p in online.parameters():
+            p.fill_(8.0)
+    dqn.polyak(target, online, 0.25)
+    assert all((p == 5.0).all() for p in target.parameters())
+    assert all((p == 8.0).all() for p in online.parameters())
+    dqn.polyak(target, online, 1.0)
+    assert all((p == 8.0).all() for p in target.parameters())
+
+
+def test_epsilon_greedy():
+    q_network, rng = network(), np.random.default_rng(0)
+    obs = np.tile(np.float32([[0.3, -0.7]]), (20_000, 1))
+    best = q_network(torch.as_tensor(obs[:1])).argmax().item()
+    assert (q_network.act(obs, 0.0, rng) == best).all()
+    counts = np.bincount(q_network.act(obs, 0.6, rng), minlength=ACTIONS) / 20_000
+    expected = np.full(ACTIONS, 0.6 / ACTIONS)
+    expected[best] += 0.4
+    np.testing.assert_allclose(counts, expected, atol=0.015)
+
+
+class Stream:
+    """Random episodes of several environments, stacked as Atari's, and the plain list of them."""
+
+    def __init__(self, seed, num_envs, stack):
+        self.rng, self.num_envs, self.stack = np.random.default_rng(seed), num_envs, stack
+        self.count, self.history = 0, [[] for _ in range(num_envs)]
+        self.obs = np.stack([self.first() for _ in range(num_envs)])
+
+    def frame(self):
+        self.count += 1
+        return np.full((2, 3), self.count % 251 + 1, np.uint8)  # never black
+
+    def first(self):
+        obs = np.zeros((self.stack, 2, 3), np.uint8)
+        obs[-1] = self.frame()
+        return obs
+
+    def step(self):
+        n = self.num_envs
+        actions, rewards = self.rng.integers(5, size=n), np.float32(self.rng.normal(size=n))
+        terminated, truncated = self.rng.random((2, n)) < 0.12
+        lost_life = terminated & (self.rng.random(n) < 0.5)  # terminated, and the game goes on
+        successors = np.stack([[*self.obs[e][1:], self.frame()] for e in range(n)])
+        next_obs = successors.copy()
+        for e in np.flatnonzero((terminated & ~lost_life) | truncated):
+            next_obs[e] = self.first()
+        for e in range(n):
+            row = (self.obs[e], actions[e], rewards[e], terminated[e], truncated[e], successors[e])
+            self.history[e].append(row)
+        step = (self.obs, actions, rewards, terminated, truncated, next_obs, successors)
+        self.obs = next_obs
+        return step
+
+
+def n_step_by_hand(history, t, n_step, gamma):
+    """What a sample that begins at `t` must be, from the plain list."""
+    obs, action, *_ = history[t]
+    total, k = 0.0, 0
+    while True:
+        _, _, reward, terminated, truncated, successor = history[t + k]
+        total += gamma**k * reward
+        k += 1
+        if terminated or truncated or k == n_step or t + k == len(history):
+            return obs, action, total, successor, terminated, gamma**k
+
+
+@pytest.mark.parametrize("num_envs, n_step, stack", [(1, 1, 1), (1, 3, 4), (3, 5, 4), (2, 3, 1)])
+def test_the_buffer_against_a_plain_list(num_envs, n_step, stack, tmp_path):
+    space = gym.spaces.Box(0, 255, (stack, 2, 3), np.uint8)
+    length = 37
+    buffer = dqn.ReplayBuffer(length * num_envs, num_envs, space, stack)
+    stream, rng = Stream(0, num_envs, stack), np.random.default_rng(1)
+    state = None
+    for step in range(400):
+        buffer.add(*stream.step())
+        if step in (150, 220, 221, 300):  # saved, and gone on with in another one
+            state = buffer.save(tmp_path, step)
+            buffer = dqn.ReplayBuffer(length * num_envs, num_envs, space, stack)
+            buffer.load(tmp_path, state)
+        sample = buffer.sample(BATCH, n_step, 0.9, rng)
+        for row in range(BATCH):
+            wanted = [  # every step that is held and could have given this row
+                n_step_by_hand(history, t, n_step, 0.9)
+                for history in stream.history
+                for t in range(max(0, len(history) - length), len(history))
+            ]
+            found = [w for w in wanted if np.array_equal(w[0], sample["obs"][row])]
+            assert len(found) == 1  # no two frames of those held are the same
+            _, action, reward, successor, terminated, discount = found[0]
+            assert sample["actions"][row] == action
+            assert sample["rewards"][row] == pytest.approx(reward, rel=1e-4, abs=1e-5)
+            assert sample["terminated"][row] == terminated
+            assert sample["discounts"][row] == pytest.approx(discount)
+            if not terminated:
+                np.testing.assert_array_equal(sample["next_obs"][row], successor)
+    assert len(state["files"]) < 4  # what is overwritten is no longer needed
+
+
+def test_samples_are_uniform_over_what_is_held():
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    buffer = dqn.ReplayBuffer(22, 2, space)
+    for t in range(30):
+        ids = np.float32([[2 * t], [2 * t + 1]])
+        ends = np.zeros(2, np.bool_)
+        buffer.add(ids, np.zeros(2, np.int64), ids[:, 0], ends, ends, ids + 2, ids + 2)
+    rewards = buffer.sample(22_000, 1, 0.9, np.random.default_rng(0))["rewards"].astype(int)
+    counts = np.bincount(rewards, minlength=60)
+    assert counts[:38].sum() == 0
+    chi_square = ((counts[38:] - 1000) ** 2 / 1000).sum()
+    assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom
+
+
+def test_a_transition_of_atari_takes_at_most_7200_bytes():
+    space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    buffer = dqn.ReplayBuffer(10_000, 2, space, stack=4)
+    arrays = [getattr(buffer, name) for name in dqn.REPLAY_ARRAYS]
+    assert sum(array.nbytes for array in arrays) / 10_000 <= 7200
+
+
+def test_a_buffer_larger_than_the_memory_is_refused():
+    space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    with pytest.raises(dqn.UserError, match=r"takes \d+.\d GB, and \d+.\d GB are free"):
+        dqn.ReplayBuffer(10**9, 1, space, stack=4)
