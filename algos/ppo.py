@@ -691,12 +691,10 @@ def parse_args(argv: list[str]) -> RunArgs:
             if name == "total_timesteps" and not saved.budget_is_fixed:
                 continue
             if getattr(args, name) != getattr(saved, name):
-                why = (
-                    "a schedule ends with it"
-                    if name == "total_timesteps"
-                    else "only total_timesteps can"
-                )
-                raise UserError(f"a resumed run keeps its {name}={getattr(saved, name)}: {why}")
+                kept = f"a resumed run keeps its {name}={getattr(saved, name)}"
+                if name == "total_timesteps":
+                    raise UserError(f"{kept}: a schedule ends with it")
+                raise UserError(f"{kept}: only total_timesteps can be another")
         if args.total_timesteps < saved.total_timesteps:
             raise UserError(f"total_timesteps can grow from {saved.total_timesteps}, not shrink")
     return args
@@ -739,7 +737,7 @@ def load_args(folder: Path) -> RunArgs:
         return RunArgs(**saved["args"] | {name: tuple(v) for name, v in lists.items()})
     except OSError:
         raise UserError(f"{folder} is not a run folder: it has no args.json") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{folder}/args.json does not fit this script: {error}") from None
 
 
@@ -1365,9 +1363,11 @@ def skip_compiler_import():
 
 def finished_result(args: RunArgs) -> dict | None:
     """result.json of a run that has nothing left to do."""
-    path = Path(args.resume) / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else None
-    return result if result and result["steps"] >= args.total_timesteps else None
+    try:
+        result = json.loads((Path(args.resume) / "result.json").read_text())
+        return result if result["steps"] >= args.total_timesteps else None
+    except (OSError, ValueError, TypeError, KeyError):  # not finished, or not by us
+        return None
 
 
 def stop(signal_number, _):

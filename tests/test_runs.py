@@ -375,26 +375,12 @@ def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind
     assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
 
 
-def numpy_q_values(weights, x):
-    """dqn's network in NumPy, from the arrays of weights.npz alone: (obs_dim,) -> (actions,)."""
-
-    def layer(name, x):
-        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
-
-    def stream(name):
-        return layer(f"{name}.2", np.maximum(layer(f"{name}.0", features), 0)).reshape(-1, n_atoms)
-
-    n_atoms = len(weights.get("support", [0]))
-    features = np.maximum(layer("trunk.0", x), 0)
-    if "q_head.0.weight" in weights:
-        logits = stream("q_head")  # (actions, atoms)
-    else:
-        advantage = stream("advantage_head")
-        logits = stream("value_head") + advantage - advantage.mean(axis=0)
-    if n_atoms == 1:
-        return logits[:, 0]
-    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return (probs / probs.sum(axis=1, keepdims=True)) @ weights["support"]
+def code_of_the_readme() -> dict:
+    """What the Python block of README.md defines."""
+    (block,) = re.findall("```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(block, names)
+    return names
 
 
 @pytest.mark.parametrize("n_atoms", [1, 51])
@@ -408,6 +394,7 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, n_at
     folder = tmp_path / trained.line("run folder")
     with np.load(folder / "weights.npz") as file:
         weights = dict(file)
+    q_values_by_hand = code_of_the_readme()["q_values"]
     q_network = dqn.QNetwork((4,), 2, n_atoms, 0, 100, dueling, (256, 256))
     dqn.load_weights(q_network, folder / "weights.npz")
     returns = []
@@ -416,7 +403,7 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, n_at
         obs, _ = env.reset(seed=seed)
         total, over = 0.0, False
         while not over:
-            q_values = numpy_q_values(weights, obs)
+            q_values = q_values_by_hand(weights, obs)
             theirs = q_network.q_values(q_network(torch.as_tensor(obs)[None]))[0]
             np.testing.assert_allclose(q_values, theirs.detach().numpy(), rtol=1e-5, atol=1e-5)
             action = int(q_values.argmax())
