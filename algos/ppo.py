@@ -1157,8 +1157,10 @@ class Run:
         }
         save_weights(self.parts["agent"], self.folder / "weights.npz")
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
-        for path in self.folder.glob("replay-*.npz"):  # of what the buffer has overwritten since
-            if path.name not in str(checkpoint["parts"].get("buffer")):
+        states = checkpoint["parts"].values()
+        needed = {name for state in states for name, _ in state.get("files", [])}
+        for path in self.folder.glob("replay-*.npz"):
+            if path.name not in needed:  # the buffer has overwritten all of it
                 path.unlink()
 
     def state_of(self, part):
