@@ -100,6 +100,15 @@ def test_a_checkpoint_ends_all_episodes(tmp_path, monkeypatch):
             assert not row[4].any()
 
 
+def test_the_returns_of_episodes_cut_by_a_checkpoint_are_not_counted(tmp_path):
+    settings = dict(num_envs=2, num_steps=7, total_timesteps=84, num_minibatches=1)
+    args = ppo.RunArgs(env_id="environments:Clock-v0", checkpoint_frequency=14, **settings)
+    args.runs_dir = str(tmp_path)
+    run = ppo.Run(args)  # each stretch of 7 steps holds one episode of 5, and 2 steps of the next
+    ppo.train(args, run)
+    assert list(run.recent_returns) == [5.0] * 12
+
+
 def test_observation_statistics_count_what_was_acted_on_once(tmp_path, monkeypatch):
     rows = []
     add = ppo.RolloutBuffer.add

@@ -98,28 +98,37 @@ def test_evaluate_repeats_the_last_evaluation(script, name, tmp_path):
     assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
 
 
+def kill_after(process, checkpoint, number: int) -> bool:
+    """Kills a run at a random moment after its `number`-th checkpoint; whether it still ran."""
+    seen, count = checkpoint() and checkpoint().stat().st_mtime_ns, 0
+    while count < number and process.poll() is None:
+        time.sleep(0.002)
+        if checkpoint() and checkpoint().stat().st_mtime_ns != seen:
+            seen, count = checkpoint().stat().st_mtime_ns, count + 1
+    time.sleep(random.uniform(0, 0.1))
+    ran = process.poll() is None
+    process.kill()
+    process.wait()
+    return ran
+
+
 @pytest.mark.parametrize("name, flags", SETTINGS)
 def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
     flags = [*flags, "--eval-frequency", "1000"]
     whole = script(name, *flags, "--runs-dir", "whole")
-    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
-    kills = 0
-    process = subprocess.Popen([str(w) for w in command], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    for _ in range(2):  # killed, resumed, and killed again
-        while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(random.uniform(0.0, 1.0))
-        kills += process.poll() is None
-        process.kill()
-        process.wait()
-        folder = only_run(tmp_path)
-        command = [sys.executable, ROOT / "algos" / f"{name}.py", "--resume", folder]
-        process = subprocess.Popen([str(w) for w in command], cwd=tmp_path, stdout=subprocess.PIPE)
-        if kills < 2:
-            time.sleep(random.uniform(1.5, 2.5))  # the imports
-    assert process.wait() == 0
-    assert kills >= 1
+
+    def checkpoint():
+        return next(tmp_path.glob("runs/*/*/*/checkpoint.pt"), None)
+
+    def start(*flags):
+        command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
+        return subprocess.Popen([str(w) for w in command], cwd=tmp_path, stdout=subprocess.DEVNULL)
+
+    assert kill_after(start(*flags), checkpoint, 1 + random.randint(1, 2))  # the first is at step 0
+    folder = only_run(tmp_path)
+    assert not (folder / "result.json").exists()
+    kill_after(start("--resume", folder), checkpoint, 1)
+    assert start("--resume", folder).wait() == 0
     saved = json.loads((folder / "result.json").read_text())
     assert saved["run_hash"] == whole.hash
     uninterrupted = scalars(tmp_path / whole.line("run folder"))
