@@ -55,7 +55,7 @@ class Args:
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
     """Environments stepped side by side."""
-    learning_rate: float = 2.3e-3
+    learning_rate: float = 5e-4
     """Adam's step size."""
     buffer_size: int = 100_000
     """Transitions that the replay buffer holds, of all environments together."""
@@ -63,13 +63,13 @@ class Args:
     """Discount factor."""
     learning_starts: int = 1_000
     """Steps of random actions before the first update."""
-    train_frequency: int = 256
+    train_frequency: int = 8
     """Steps between updates, summed over all environments."""
-    gradient_steps: int = 128
+    gradient_steps: int = 4
     """Minibatches learned from each time."""
-    batch_size: int = 64
+    batch_size: int = 128
     """Transitions in a minibatch."""
-    target_network_frequency: int = 256
+    target_network_frequency: int = 100
     """Steps between updates of the target network."""
     tau: float = 1.0
     """Share of the online network that the target network takes over each time; 1 copies it."""
@@ -77,7 +77,7 @@ class Args:
     """Probability of a random action at the start."""
     end_e: float = 0.04
     """Probability of a random action at the end of its schedule."""
-    exploration_fraction: float = 0.16
+    exploration_fraction: float = 0.2
     """Length of that linear schedule, as a share of total_timesteps."""
     exploration_steps: int | None = None
     """Length of that schedule, if it is not to depend on total_timesteps [steps]."""
@@ -103,7 +103,7 @@ class Args:
     """Adam's epsilon."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
-    hidden_sizes: tuple[int, int] = (256, 256)
+    hidden_sizes: tuple[int, int] = (128, 128)
     """Widths of the two hidden layers, for vectors."""
     checkpoint_frequency: int = 50_000
     """Steps between checkpoints, rounded up to train_frequency. Each ends all running episodes."""
@@ -164,7 +164,7 @@ class QNetwork(nn.Module):
     """
 
     def __init__(self, obs_shape, num_actions, n_atoms=1, v_min=-10.0, v_max=10.0, dueling=False,
-                 hidden_sizes=(256, 256)):  # fmt: skip
+                 hidden_sizes=(128, 128)):  # fmt: skip
         super().__init__()
         self.num_actions, self.n_atoms, self.dueling = num_actions, n_atoms, dueling
         self.sees_images = len(obs_shape) == 3
