@@ -1,5 +1,5 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
-# make test     installs what is needed and runs the tests, in about three minutes on two cores
+# make test     installs what is needed and runs the tests
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -904,13 +904,10 @@ class Run:
         self.device = choose_device(args, self.obs_space)
         torch.manual_seed(args.seed)
         # a boundary always ends an iteration, so that no half-filled rollout must be saved
-        self.period = (
-            math.ceil(args.checkpoint_frequency / args.iteration_steps) * args.iteration_steps
-        )
-        self.episode_returns, self.episode_lengths = (
-            np.zeros(args.num_envs),
-            np.zeros(args.num_envs),
-        )
+        iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
+        self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
+        self.episode_returns = np.zeros(args.num_envs)
+        self.episode_lengths = np.zeros(args.num_envs)
         self.finished = []  # (return, length) of the episodes since the last point of the curves
         self.recent_returns = deque(maxlen=20)
 
@@ -937,17 +934,16 @@ class Run:
         if not self.checkpoint:
             self.write_header(agent)
             self.save()
-        print(f"{self.args.env_id}, seed {self.args.seed}, on {self.device} with "
-              f"{torch.get_num_threads()} torch thread(s): {self.folder}")  # fmt: skip
+        where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
+        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}")
         self.first_step = self.last_step = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
         return self.step_count, self.reset_envs()
 
     def reset_envs(self):
-        obs, _ = self.envs.reset(
-            seed=env_seeds(self.args.num_envs, self.args.seed, self.step_count)
-        )
+        seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
+        obs, _ = self.envs.reset(seed=seeds)
         return as_obs(obs)
 
     def step(self, actions):
