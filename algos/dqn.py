@@ -14,6 +14,7 @@ Deliberate differences from the papers:
 
 import argparse
 import contextlib
+import ctypes
 import ctypes.util
 import hashlib
 import importlib
@@ -140,11 +141,11 @@ def nature_convolutions(image_shape: tuple):
         raise UserError(f"images must be 36 x 36 pixels or larger, not {height} x {width}")
     convolutions = nn.Sequential(
         nn.Conv2d(channels, 32, 8, stride=4),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Conv2d(32, 64, 4, stride=2),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Conv2d(64, 64, 3, stride=1),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Flatten(),
     )
     return convolutions, convolutions(torch.zeros(1, *image_shape)).shape[1]
@@ -185,7 +186,7 @@ class QNetwork(nn.Module):
     def forward(self, obs):  # (batch, *obs_shape) -> (batch, actions, atoms)
         if self.sees_images:
             # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
-            obs = obs.contiguous(memory_format=torch.channels_last) / 255
+            obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
         features = self.trunk(obs.float())
         if not self.dueling:
             return self.q_head(features).view(-1, self.num_actions, self.n_atoms)
@@ -1175,10 +1176,22 @@ def choose_device(args: RunArgs, obs_space):
     torch.backends.cudnn.deterministic = True
     # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
     torch.set_flush_denormal(True)
+    if images:
+        keep_freed_memory()
     try:
         return torch.zeros(1, device=args.device).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def keep_freed_memory():
+    """Lets glibc keep what a minibatch of images frees, for the next one, instead of giving it back
+    to the system and fetching it again page by page: an eighth of PPO's time on Atari.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # as in malloc.h
+        if libc.mallopt(mmap_threshold, 2**30):
+            libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def require_memory(what: str, size: int):

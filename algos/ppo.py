@@ -16,6 +16,7 @@ Deliberate differences from the papers, all of them common practice but the last
 
 import argparse
 import contextlib
+import ctypes
 import ctypes.util
 import hashlib
 import importlib
@@ -186,16 +187,16 @@ def nature_cnn(image_shape: tuple):
         raise UserError(f"images must be 36 x 36 pixels or larger, not {height} x {width}")
     convolutions = nn.Sequential(
         initialise(nn.Conv2d(channels, 32, 8, stride=4), math.sqrt(2)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         initialise(nn.Conv2d(32, 64, 4, stride=2), math.sqrt(2)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         initialise(nn.Conv2d(64, 64, 3, stride=1), math.sqrt(2)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Flatten(),
     )
     num_features = convolutions(torch.zeros(1, *image_shape)).shape[1]
     linear = initialise(nn.Linear(num_features, 512), math.sqrt(2))
-    return nn.Sequential(*convolutions, linear, nn.ReLU())
+    return nn.Sequential(*convolutions, linear, nn.ReLU(inplace=True))
 
 
 class Agent(nn.Module):
@@ -236,7 +237,8 @@ class Agent(nn.Module):
     def features(self, obs):  # (batch, *obs_shape) -> (batch, num_features) float32
         if self.sees_images:
             # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
-            return self.trunk(obs.contiguous(memory_format=torch.channels_last) / 255)
+            obs = obs.to(torch.float32, memory_format=torch.channels_last)
+            return self.trunk(obs.div_(255))
         if self.obs_moments is None:
             return obs.float()
         return ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
@@ -451,6 +453,8 @@ def make_batch(agent, buffer, args, running_returns):
         "obs": torch.as_tensor(obs.reshape(-1, *obs.shape[2:]), device=device),
         "actions": torch.as_tensor(actions.reshape(-1, *actions.shape[2:]), device=device),
     }
+    if agent.sees_images:  # once here, not in every minibatch
+        batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
     policy, batch["values"] = agent(batch["obs"])
     batch["log_probs"], _ = agent.log_prob_and_entropy(policy, batch["actions"])
 
@@ -1268,10 +1272,22 @@ def choose_device(args: RunArgs, obs_space):
     torch.backends.cudnn.deterministic = True
     # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
     torch.set_flush_denormal(True)
+    if images:
+        keep_freed_memory()
     try:
         return torch.zeros(1, device=args.device).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def keep_freed_memory():
+    """Lets glibc keep what a minibatch of images frees, for the next one, instead of giving it back
+    to the system and fetching it again page by page: an eighth of PPO's time on Atari.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # as in malloc.h
+        if libc.mallopt(mmap_threshold, 2**30):
+            libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def require_memory(what: str, size: int):
