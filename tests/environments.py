@@ -53,12 +53,30 @@ class Target(gym.Env):
         return np.zeros(2, np.float32), -float((units**2).sum()), True, False, {}
 
 
+class BlindBox(Blind):
+    """The same with continuous actions."""
+
+    action_space = Box(-1, 1, (1,), np.float32)
+
+
+class Endless(Clock):
+    """Actions without bounds."""
+
+    action_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+
 class Broken(Clock):
     """Rewards turn into NaN."""
 
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
         return obs, np.nan, terminated, truncated, info
+
+
+class BrokenBox(Broken):
+    """The same with continuous actions."""
+
+    action_space = Box(-1, 1, (1,), np.float32)
 
 
 class Mixed(Clock):
@@ -107,8 +125,11 @@ def register(name, entry_point, **keywords):
 register("Clock-v0", Clock)
 register("EndingClock-v0", Clock, kwargs={"terminates": True})
 register("Blind-v0", Blind)
+register("BlindBox-v0", BlindBox)
+register("Endless-v0", Endless)
 register("Target-v0", Target)
 register("Broken-v0", Broken)
+register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("Rich-v0", Rich)

@@ -7,7 +7,8 @@ import pytest
 from conftest import ROOT, SCRIPTS
 
 LINE = "\n# The algorithm ends here."
-OWN = {"Args", "Agent", "update", "train", "make_agent", "evaluation_action"}  # each script's own
+# each script's own; dqn's buffer keeps frames, td3's whole transitions
+OWN = {"Args", "Agent", "ReplayBuffer", "update", "train", "make_agent", "evaluation_action"}
 
 
 def floors(name):

@@ -18,15 +18,22 @@ import numpy as np
 import pytest
 from conftest import ROOT, SCRIPTS, only_run, scalars
 
-# Short runs that still update, by script. dqn's replay buffer wraps in all of them.
-DISCRETE = {
+# Short runs that still update, by script. The replay buffers wrap in all of them.
+STEPS = {"ppo": 6144, "dqn": 6144, "td3": 2048}  # td3 has an update to every step
+SHORT = {
     "ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split(),
+    "td3": "--total-timesteps 2048 --checkpoint-frequency 512 --env-id Pendulum-v1 "
+    "--learning-starts 200 --buffer-size 700 --batch-size 16 --hidden-sizes 16 16 "
+    "--log-frequency 100".split(),
     "dqn": "--total-timesteps 6144 --checkpoint-frequency 1024 --buffer-size 1500 "
     "--gradient-steps 1".split(),
 }
 SECOND = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split(),
+    "td3": "--env-id LunarLanderContinuous-v3 --total-timesteps 2048 --checkpoint-frequency 512 "
+    "--learning-starts 200 --buffer-size 700 --batch-size 16 --hidden-sizes 16 16 --num-envs 2 "
+    "--policy-frequency 3 --log-frequency 100".split(),
     "dqn": "--env-id LunarLander-v3 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--buffer-size 1500 --gradient-steps 1 --num-envs 2 --double --dueling --n-atoms 11 "
     "--n-step 3 --tau 0.5".split(),
@@ -42,18 +49,23 @@ ATARI = {
 }
 PYBULLET = {
     "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
-    "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split()
+    "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split(),
+    "td3": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 1024 --checkpoint-frequency 256 "
+    "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
+    "--eval-episodes 1 --log-frequency 64".split(),
 }
-KINDS = (DISCRETE, SECOND, ATARI, PYBULLET)
+KINDS = (SHORT, SECOND, ATARI, PYBULLET)
 SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
 NO_SCHEDULE = {
     "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
     "dqn": ["--exploration-steps", "2000", "--keep-replay"],
+    "td3": ["--keep-replay"],
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance",
     "dqn": "charts/epsilon losses/td_loss losses/q_values",
+    "td3": "losses/qf1_loss losses/qf2_loss losses/qf1_values losses/actor_loss",
 }
 
 
@@ -63,28 +75,30 @@ def name(request):
 
 
 def test_the_seed_rules_the_run_and_evaluation_changes_nothing(script, name):
-    first = script(name, *DISCRETE[name])
-    assert script(name, *DISCRETE[name]).hash == first.hash
-    assert script(name, *DISCRETE[name], "--eval-frequency", 500).hash == first.hash
-    assert script(name, *DISCRETE[name], "--seed", 2).hash != first.hash
+    first = script(name, *SHORT[name])
+    assert script(name, *SHORT[name]).hash == first.hash
+    assert script(name, *SHORT[name], "--eval-frequency", 500).hash == first.hash
+    assert script(name, *SHORT[name], "--seed", 2).hash != first.hash
 
 
 def test_what_a_run_leaves_behind(script, name, tmp_path):
-    result = script(name, *DISCRETE[name], "--eval-frequency", 2048)
+    steps = STEPS[name]
+    result = script(name, *SHORT[name], "--eval-frequency", steps // 4)
     folder = only_run(tmp_path)
     assert str(folder.relative_to(tmp_path)) == result.line("run folder")
     saved = json.loads((folder / "result.json").read_text())
-    assert saved["steps"] == 6144 and saved["run_hash"] == result.hash
-    assert saved["env_id"] == "CartPole-v1" and saved["algo"] == name and saved["seed"] == 1
+    assert saved["steps"] == steps and saved["run_hash"] == result.hash
+    assert saved["env_id"] == folder.parts[-3] and saved["algo"] == name and saved["seed"] == 1
     described = json.loads((folder / "args.json").read_text())
-    assert described["args"]["total_timesteps"] == 6144 and "torch" in described["versions"]
+    assert described["args"]["total_timesteps"] == steps and "torch" in described["versions"]
     points = scalars(folder)
     tags = {tag for tag, _ in points}
     expected = "charts/episodic_return charts/episodic_length eval/episodic_return " + TAGS[name]
     assert tags == set(expected.split())
-    assert max(step for _, step in points) == 6144
-    assert {step for tag, step in points if tag.startswith("eval")} == {2048, 4096, 6144}
-    (final,) = points["eval/episodic_return", 6144]
+    assert max(step for _, step in points) == steps
+    evaluations = {step for tag, step in points if tag.startswith("eval")}
+    assert evaluations == {steps // 4, steps // 2, steps * 3 // 4, steps}
+    (final,) = points["eval/episodic_return", steps]
     assert final == pytest.approx(saved["eval_return_mean"])
 
 
@@ -140,20 +154,20 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
 
 
 def test_a_finished_run_can_be_given_more_steps(script, name):
-    flags = [*DISCRETE[name], *NO_SCHEDULE[name]]
+    flags = [*SHORT[name], *NO_SCHEDULE[name]]
     short = script(name, *flags)
-    longer = script(name, "--resume", short.line("run folder"), "--total-timesteps", 10240)
-    flags[1] = "10240"
+    flags[flags.index("--total-timesteps") + 1] = more = str(STEPS[name] // 2 * 3)
+    longer = script(name, "--resume", short.line("run folder"), "--total-timesteps", more)
     assert longer.hash == script(name, *flags).hash
     again = script(name, "--resume", short.line("run folder"))
     assert "is finished" in again.out
 
 
 def test_the_last_rollout_is_cut_to_the_steps_asked_for(script, name, tmp_path):
-    script(name, *DISCRETE[name], "--total-timesteps", 2600)
+    script(name, *SHORT[name], "--total-timesteps", 1600)
     folder = only_run(tmp_path)
-    assert json.loads((folder / "result.json").read_text())["steps"] == 2600
-    assert max(step for _, step in scalars(folder)) == 2600
+    assert json.loads((folder / "result.json").read_text())["steps"] == 1600
+    assert max(step for _, step in scalars(folder)) == 1600
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -172,8 +186,8 @@ def test_a_stopped_run_says_how_to_go_on(script, name, tmp_path, number):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
-    flags = ["--env-id", "environments:Broken-v0", "--total-timesteps", 6144]
-    result = script(name, *flags, ok=False)
+    env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
+    result = script(name, *SHORT[name], "--env-id", env_id, ok=False)
     assert result.status == 1 and "Traceback" not in result.err
     assert re.search(r"losses/\w+ is nan at step \d+; the last checkpoint", result.err)
     with np.load(only_run(tmp_path) / "weights.npz") as weights:
@@ -181,19 +195,20 @@ def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
 
 
 def test_initial_weights_travel_by_name(script, name, tmp_path):
-    first = script(name, *DISCRETE[name], "--save-init", "init.npz")
+    first = script(name, *SHORT[name], "--save-init", "init.npz")
     with np.load(tmp_path / "init.npz") as file:
         names = list(file.files)
         np.savez(tmp_path / "shuffled.npz", **{key: file[key] for key in reversed(names)})
-        renamed = {("other" if key == names[0] else key): file[key] for key in names}
+        first_weight = next(key for key in names if key.endswith("weight"))
+        renamed = {("other" if key == first_weight else key): file[key] for key in names}
         np.savez(tmp_path / "renamed.npz", **renamed)
         reshaped = {key: file[key][..., None] for key in names}
         np.savez(tmp_path / "reshaped.npz", **reshaped)
-    second = script(name, *DISCRETE[name], "--init-weights", "shuffled.npz")
+    second = script(name, *SHORT[name], "--init-weights", "shuffled.npz")
     assert second.hash == first.hash
     runs = len(list(tmp_path.glob("runs/*/*/*")))
-    for file, message in (("renamed.npz", names[0]), ("reshaped.npz", "shape")):
-        refused = script(name, *DISCRETE[name], "--init-weights", file, ok=False)
+    for file, message in (("renamed.npz", first_weight), ("reshaped.npz", "shape")):
+        refused = script(name, *SHORT[name], "--init-weights", file, ok=False)
         assert refused.status == 2 and message in refused.err and "Traceback" not in refused.err
     assert len(list(tmp_path.glob("runs/*/*/*"))) == runs
 
@@ -213,7 +228,7 @@ def test_statistics_travel_when_both_sides_have_them(script, tmp_path, name="ppo
 
 def test_a_script_copied_alone_trains(name, tmp_path):
     shutil.copy(ROOT / "algos" / f"{name}.py", tmp_path / "mine.py")
-    command = [sys.executable, "mine.py", *DISCRETE[name]]
+    command = [sys.executable, "mine.py", *SHORT[name]]
     subprocess.run([str(w) for w in command], cwd=tmp_path, check=True, env={})
     assert only_run(tmp_path).parts[-2] == name
 
@@ -252,10 +267,11 @@ def test_every_benchmark_config_is_understood(file, table, settings):
     assert args.seed == 7
 
 
-def test_the_defaults_are_those_of_the_cartpole_config():
+def test_the_defaults_are_those_of_a_config():
     for name in SCRIPTS:
         module = importlib.import_module(name)
-        args = module.parse_args(["--config", f"{ROOT}/benchmarks/cartpole.toml"])
+        config = "halfcheetah" if name == "td3" else "cartpole"
+        args = module.parse_args(["--config", f"{ROOT}/benchmarks/{config}.toml"])
         assert dataclasses.replace(args, config=None) == module.RunArgs()
 
 
@@ -360,7 +376,7 @@ def forward(weights, part, x):
 def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind):
     import ppo
 
-    flags = {"discrete": DISCRETE, "continuous": SECOND}[kind]["ppo"]
+    flags = {"discrete": SHORT, "continuous": SECOND}[kind]["ppo"]
     trained = script("ppo", *flags)
     with np.load(tmp_path / trained.line("run folder") / "weights.npz") as file:
         weights = dict(file)
@@ -400,7 +416,7 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, n_at
     import dqn
     import torch
 
-    flags = [*DISCRETE["dqn"], "--n-atoms", n_atoms, "--v-min", 0, "--v-max", 100]
+    flags = [*SHORT["dqn"], "--n-atoms", n_atoms, "--v-min", 0, "--v-max", 100]
     trained = script("dqn", *flags, "--dueling" if dueling else "--no-dueling")
     folder = tmp_path / trained.line("run folder")
     with np.load(folder / "weights.npz") as file:

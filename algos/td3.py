@@ -1,0 +1,1199 @@
+"""Twin Delayed Deep Deterministic policy gradient (TD3): a deterministic policy climbs a learned
+Q, which is kept from overestimating by a second critic, noise on its target and a delayed policy.
+
+Paper     TD3 arXiv 1802.09477; DDPG, from which it comes, arXiv 1509.02971.
+Run       python algos/td3.py                                             HalfCheetah-v5
+          python algos/td3.py --config benchmarks/halfcheetah.toml        and the others
+
+Deliberate differences from the paper:
+- actions are scaled to [-1, 1] by each dimension's own bounds, for the networks and the noise;
+- an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import ctypes.util
+import hashlib
+import importlib
+import json
+import math
+import os
+import pickle
+import platform
+import re
+import signal
+import sys
+import time
+import tomllib
+import zipfile
+import zlib
+from collections import deque
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import nn
+
+ALGO = "td3"
+
+
+@dataclass
+class Args:
+    env_id: str = "HalfCheetah-v5"
+    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
+    seed: int = 1
+    """Rules the whole run: same machine, same command, same seed, same weights."""
+    total_timesteps: int = 1_000_000
+    """Training budget, summed over all environments [steps]."""
+    num_envs: int = 1
+    """Environments stepped side by side. There is one update to every step of each."""
+    learning_rate: float = 3e-4
+    """Adam's step size, for the actor and for the critics."""
+    buffer_size: int = 1_000_000
+    """Transitions that the replay buffer holds, of all environments together."""
+    gamma: float = 0.99
+    """Discount factor."""
+    tau: float = 0.005
+    """Share of the online networks that the target networks take over each time."""
+    batch_size: int = 256
+    """Transitions in a minibatch."""
+    learning_starts: int = 25_000
+    """Steps of uniformly random actions before the first update."""
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise on the actions taken [half the action's range]."""
+    policy_noise: float = 0.2
+    """Standard deviation of the noise on the target's actions [half the action's range]."""
+    noise_clip: float = 0.5
+    """Largest noise on the target's actions [half the action's range]."""
+    policy_frequency: int = 2
+    """Updates of the critics to one of the actor and of the target networks."""
+    twin: bool = True
+    """Two critics, of which the smaller value counts. --no-twin --policy-frequency 1
+    --policy-noise 0 is DDPG."""
+    hidden_sizes: tuple[int, int] = (256, 256)
+    """Widths of the two hidden layers of each network."""
+    checkpoint_frequency: int = 50_000
+    """Steps between checkpoints. Each ends all running episodes."""
+
+    def __post_init__(self):
+        at_least_1 = "total_timesteps num_envs buffer_size batch_size policy_frequency"
+        require_range(self, at_least_1 + " checkpoint_frequency", low=1)
+        at_least_0 = "seed learning_rate learning_starts exploration_noise policy_noise noise_clip"
+        require_range(self, at_least_0, low=0)
+        require_range(self, "gamma tau", low=0, high=1)
+        if self.total_timesteps % self.num_envs:
+            total = self.total_timesteps
+            raise UserError(f"total_timesteps={total} does not divide by num_envs={self.num_envs}")
+        if min(self.hidden_sizes) < 1:
+            raise UserError(f"hidden_sizes={self.hidden_sizes} must be at least 1")
+
+    @property
+    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+        return self.num_envs
+
+    @property
+    def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: there is none
+        return False
+
+
+def relu_mlp(num_inputs: int, hidden_sizes: tuple, num_outputs: int):
+    first, second = hidden_sizes
+    return nn.Sequential(
+        nn.Linear(num_inputs, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, num_outputs),
+    )
+
+
+class Critic(nn.Module):
+    """Q(s, a): (batch, obs_dim), (batch, action_dim) -> (batch,)."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: tuple):
+        super().__init__()
+        self.layers = relu_mlp(obs_dim + action_dim, hidden_sizes, 1)
+
+    def forward(self, obs, actions):
+        return self.layers(torch.cat([obs, actions], dim=1)).squeeze(1)
+
+
+class Agent(nn.Module):
+    """A deterministic policy and the critics that teach it.
+
+    Inside, actions are in units of the environment's own: 0 is the middle between a dimension's
+    bounds, -1 and 1 are the bounds. So noise and clipping treat each dimension by its own range,
+    and only `to_env` knows the bounds.
+    """
+
+    def __init__(self, obs_dim, action_low, action_high, hidden_sizes=(256, 256), twin=True):
+        super().__init__()
+        self.action_dim = len(action_low)
+        self.actor = nn.Sequential(*relu_mlp(obs_dim, hidden_sizes, self.action_dim), nn.Tanh())
+        critics = [Critic(obs_dim, self.action_dim, hidden_sizes) for _ in range(2 if twin else 1)]
+        self.critics = nn.ModuleList(critics)
+        self.low, self.high = np.float32(action_low), np.float32(action_high)
+        self.register_buffer("action_low", torch.tensor(self.low))  # for who acts by weights.npz
+        self.register_buffer("action_high", torch.tensor(self.high))
+
+    @torch.no_grad()
+    def act(self, obs, rng, noise=0.0):
+        """(num_envs, obs_dim) -> (num_envs, action_dim) in [-1, 1], with Gaussian noise on it."""
+        actions = self.actor(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if noise > 0:
+            actions = actions + noise * rng.standard_normal(actions.shape, np.float32)
+        return actions.clip(-1, 1)
+
+    def to_env(self, actions):
+        """[-1, 1] -> [low, high], each dimension by its own bounds."""
+        middle, half_range = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return np.clip(middle + half_range * actions, self.low, self.high)
+
+    @property
+    def device(self):
+        return next(self.parameters()).device
+
+
+def flatten(module):
+    """Makes all parameters views of one vector, and their gradients views of its gradient.
+
+    Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
+    one for each parameter, and an update of two small networks a tenth less time.
+    """
+    parameters = list(module.parameters())
+    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    vector.grad = torch.zeros_like(vector)
+    sizes = [p.numel() for p in parameters]
+    views = zip(vector.data.split(sizes), vector.grad.split(sizes), strict=True)
+    for p, (data, grad) in zip(parameters, views, strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
+    return vector
+
+
+REPLAY_ARRAYS = ("obs", "actions", "rewards", "next_obs", "terminated")
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions, the oldest overwritten first; a row holds one."""
+
+    def __init__(self, capacity: int, obs_dim: int, action_dim: int):
+        size = capacity * (4 * (2 * obs_dim + action_dim + 1) + 1)
+        require_memory(f"a replay buffer of {capacity:,} transitions", size)
+        self.capacity = capacity
+        self.obs = np.zeros((capacity, obs_dim), np.float32)
+        self.actions = np.zeros((capacity, action_dim), np.float32)  # in [-1, 1]
+        self.rewards = np.zeros(capacity, np.float32)
+        self.next_obs = np.zeros((capacity, obs_dim), np.float32)  # never what follows a reset
+        self.terminated = np.zeros(capacity, np.bool_)  # the task ended; not: a time limit cut it
+        self.total, self.saved, self.files = 0, 0, []  # transitions added; of them saved; where
+
+    def add(self, obs, actions, rewards, next_obs, terminated):
+        """One step of every environment; each argument starts with the axis (num_envs,)."""
+        n = len(rewards)
+        assert rewards.shape == terminated.shape == (n,), (rewards.shape, terminated.shape)
+        assert obs.shape == next_obs.shape == (n, *self.obs.shape[1:]), (obs.shape, next_obs.shape)
+        assert actions.shape == (n, *self.actions.shape[1:]), actions.shape
+        slots = np.arange(self.total, self.total + n) % self.capacity
+        self.obs[slots], self.next_obs[slots], self.actions[slots] = obs, next_obs, actions
+        self.rewards[slots], self.terminated[slots] = rewards, terminated
+        self.total += n
+
+    def sample(self, batch_size, rng):
+        """Uniform over the transitions held: arrays by name, with the first axis (batch_size,)."""
+        slots = rng.integers(min(self.total, self.capacity), size=batch_size)
+        return {name: getattr(self, name)[slots] for name in REPLAY_ARRAYS}
+
+    def save(self, folder, step: int) -> dict:
+        """Writes what is new since the last time to a file of its own; returns what load needs."""
+        count = min(self.total - self.saved, self.capacity)
+        if count:
+            slots = np.arange(self.total - count, self.total) % self.capacity
+            arrays = {name: getattr(self, name)[slots] for name in REPLAY_ARRAYS}
+            name = f"replay-{step:012d}.npz"
+            write_file(folder / name, lambda file: np.savez(file, **arrays))
+            self.files.append([name, count])
+            while sum(count for _, count in self.files[1:]) >= self.capacity:
+                self.files.pop(0)  # all of it is overwritten by now
+            self.saved = self.total
+        return {"files": [list(pair) for pair in self.files], "total": self.total}
+
+    def load(self, folder, state: dict):
+        self.files = state["files"]
+        self.total = self.saved = state["total"]
+        start = self.total - sum(count for _, count in self.files)
+        for name, count in self.files:
+            slots = np.arange(start, start + count) % self.capacity
+            with np.load(folder / name, allow_pickle=False) as file:
+                for array in REPLAY_ARRAYS:
+                    getattr(self, array)[slots] = file[array]
+            start += count
+
+
+def smoothed(actions, noise, noise_clip):
+    """Target policy smoothing, section 5.3 of arXiv 1802.09477: clipped noise, then the bounds.
+
+    actions in [-1, 1], noise: (batch, action_dim). Returns the same shape, in [-1, 1].
+    """
+    assert actions.shape == noise.shape, (actions.shape, noise.shape)
+    return (actions + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
+
+
+def bootstrapped_target(rewards, terminated, next_q_values, gamma):
+    """r + gamma min_i Q_i(s', a'), or r alone where the task ended; eq. 10 of arXiv 1802.09477.
+
+    rewards, terminated (batch,); next_q_values: for each critic (batch,). Returns (batch,).
+    """
+    next_q = torch.stack(next_q_values).min(dim=0).values
+    assert rewards.shape == terminated.shape == next_q.shape, (rewards.shape, next_q.shape)
+    return rewards + gamma * ~terminated * next_q
+
+
+def q_losses(agent, target, batch, noise, args):
+    """Mean squared TD error of each critic, and the first one's mean Q; all scalars."""
+    with torch.no_grad():
+        next_obs = batch["next_obs"]
+        next_actions = smoothed(target.actor(next_obs), noise, args.noise_clip)
+        next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
+        y = bootstrapped_target(batch["rewards"], batch["terminated"], next_q_values, args.gamma)
+    q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
+    assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
+    return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
+
+
+def policy_loss(agent, obs):
+    """-Q_1(s, pi(s)), whose gradient is the deterministic policy gradient; a scalar."""
+    return -agent.critics[0](obs, agent.actor(obs)).mean()
+
+
+def update(agent, target, optimizers, batch, noise, args, learn_policy: bool):
+    """One step of the critics and, with `learn_policy`, of the actor and the target networks.
+
+    optimizers: of the actor and of the critics. Returns scalars by name.
+    """
+    actor_optimizer, critic_optimizer = optimizers
+    losses, q_mean = q_losses(agent, target, batch, noise, args)
+    critic_optimizer.zero_grad(set_to_none=False)  # the gradients may be views: see flatten
+    sum(losses).backward()
+    critic_optimizer.step()
+    scalars = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
+    scalars["losses/qf1_values"] = q_mean
+    if learn_policy:
+        actor_loss = policy_loss(agent, batch["obs"])
+        actor_optimizer.zero_grad(set_to_none=False)
+        actor_loss.backward(inputs=list(agent.actor.parameters()))  # the critics get no gradient
+        actor_optimizer.step()
+        polyak(target, agent, args.tau)
+        scalars["losses/actor_loss"] = actor_loss.detach()
+    return scalars
+
+
+@torch.no_grad()
+def polyak(target, source, tau: float):
+    """target <- (1 - tau) target + tau source, for every parameter."""
+    for p, q in zip(target.parameters(), source.parameters(), strict=True):
+        p.lerp_(q, tau)
+
+
+def make_agent(args, obs_space, action_space):
+    """The networks for these spaces, or a UserError that says why there are none."""
+    if not isinstance(action_space, gym.spaces.Box):
+        raise UserError(f"td3 takes Box action spaces, not {action_space}: try dqn.py or ppo.py")
+    if len(obs_space.shape) != 1:
+        raise UserError(f"td3 takes vectors, not images of shape {obs_space.shape}: try ppo.py")
+    low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+    if not np.isfinite([low, high]).all():
+        raise UserError(f"td3 needs bounds of every action, not {action_space}: try ppo.py")
+    return Agent(*obs_space.shape, low, high, args.hidden_sizes, args.twin)
+
+
+def evaluation_action(agent, obs, rng, args):
+    return agent.to_env(agent.act(obs, rng))
+
+
+def train(args: Args, run: "Run"):
+    rng = np.random.default_rng(args.seed)
+    agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
+    target = make_agent(args, run.obs_space, run.action_space).to(run.device)
+    optimizers = [
+        torch.optim.Adam([flatten(networks)], lr=args.learning_rate, fused=True)
+        for networks in (agent.actor, agent.critics)
+    ]
+    buffer = ReplayBuffer(args.buffer_size, *run.obs_space.shape, agent.action_dim)
+    history = {}  # scalars of the updates since the last point of the curves
+
+    step, obs = run.start(
+        agent=agent, target=target, actor_optimizer=optimizers[0], critic_optimizer=optimizers[1],
+        rng=rng, buffer=buffer,
+    )  # fmt: skip
+    if step == 0:  # only now, since run.start may have loaded other weights
+        target.load_state_dict(agent.state_dict())
+    while step < args.total_timesteps:
+        if step < args.learning_starts:
+            actions = rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
+        else:
+            actions = agent.act(obs, rng, args.exploration_noise)
+        next_obs, rewards, terminated, _, successors = run.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, successors, terminated)
+        obs = next_obs
+
+        for _ in range(args.num_envs):
+            step += 1
+            if step > args.learning_starts:
+                batch = buffer.sample(args.batch_size, rng)
+                batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+                noise = rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
+                noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
+                learn_policy = step % args.policy_frequency == 0
+                scalars = update(agent, target, optimizers, batch, noise, args, learn_policy)
+                for name, value in scalars.items():
+                    history.setdefault(name, []).append(value)
+
+        scalars = {}
+        if run.logs_now():
+            scalars = {name: torch.stack(values).mean().item() for name, values in history.items()}
+            history.clear()
+        run.end_iteration(scalars)
+    return agent
+
+
+# --------------------------------------------------------------------------------------------------
+# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
+# collection. It uses ALGO, Args, make_agent, evaluation_action and train from above, and gives to
+# them `run`, whose start, step and end_iteration are all that an algorithm knows of it.
+
+
+@dataclass
+class RunArgs(Args):
+    """What every script can do, whatever its algorithm."""
+
+    config: str | None = None
+    """Settings from a TOML file: FILE has a table named as the script, or FILE:TABLE names one."""
+    resume: str | None = None
+    """Goes on exactly where the last checkpoint of this run folder stands."""
+    evaluate: str | None = None
+    """Plays episodes with the trained agent of this run folder, and trains nothing."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation, one in each of as many environments."""
+    eval_frequency: int = 0
+    """Steps between evaluations during training; 0: only at the end."""
+    log_frequency: int = 500
+    """Steps between points of the curves, at least; returns are the mean since the last point."""
+    capture_video: bool = False
+    """Films the first episode of each evaluation, into the run folder."""
+    episodic_life: bool = False
+    """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
+    sticky_actions: float = 0.0
+    """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
+    keep_replay: bool = False
+    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged."""
+    init_weights: str | None = None
+    """Starts from the weights in this .npz file, matched by name."""
+    save_init: str | None = None
+    """Writes the weights that training starts from to this .npz file."""
+    device: str = "auto"
+    """cpu, cuda, mps; auto: a GPU for images, the CPU for vectors, where it is faster."""
+    torch_threads: int = 0
+    """CPU threads of torch and of Atari; 0: for images all, for vectors one, which is faster."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_range(self, "eval_episodes log_frequency", low=1)
+        require_range(self, "eval_frequency torch_threads", low=0)
+        require_range(self, "sticky_actions", low=0, high=1)
+        if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
+            raise UserError("episodic_life and sticky_actions are for Atari games, ALE/...-v5")
+        if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
+            raise UserError("config, resume and evaluate exclude each other")
+
+
+NOT_OF_A_RUN = ("config", "resume", "evaluate")  # flags that say what to do, not how to train
+
+# flags of CleanRL without a meaning here, and what to use instead
+CLEANRL_FLAGS = {
+    "--track": "scalars go to TensorBoard; `wandb sync --tensorboard` takes a run folder",
+    "--cuda": "use --device cuda or --device cpu",
+    "--torch-deterministic": "runs always repeat exactly",
+    "--exp-name": "the script's name is the algorithm's",
+    "--save-model": "the weights are always saved, as weights.npz",
+    "--num-iterations": "use --total-timesteps",
+    "--minibatch-size": "use --num-minibatches",
+} | dict.fromkeys(
+    ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
+    "nothing is uploaded; a run folder is all there is",
+)
+
+
+class UserError(Exception):
+    """Something the user can mend: ends the script with this one line and exit status 2."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on: ends the script with this one line and exit status 1."""
+
+
+def require_range(args, names: str, low, high=math.inf):
+    """Raises UserError for the first of the fields that lies outside; None lies nowhere."""
+    for name in names.split():
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise UserError(f"{name}={value} must be {limit}")
+
+
+def parse_args(argv: list[str]) -> RunArgs:
+    """The command line, over the config file or the arguments of a saved run: typed flags win."""
+    for flag in (text.split("=")[0].replace("_", "-") for text in argv):
+        if flag.replace("--no-", "--") in CLEANRL_FLAGS:
+            raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in NOT_OF_A_RUN:
+        early.add_argument(f"--{name}")
+    known, _ = early.parse_known_args(argv)
+    saved = RunArgs()
+    if known.config:
+        argv = config_flags(known.config) + argv  # the last of a repeated flag counts
+    elif folder := known.resume or known.evaluate:
+        saved = load_args(Path(folder))
+    args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
+    if args.resume:
+        for name in (f.name for f in fields(args) if f.name not in NOT_OF_A_RUN):
+            if name == "total_timesteps" and not saved.budget_is_fixed:
+                continue
+            if getattr(args, name) != getattr(saved, name):
+                kept = f"a resumed run keeps its {name}={getattr(saved, name)}"
+                if name == "total_timesteps":
+                    raise UserError(f"{kept}: a schedule ends with it")
+                raise UserError(f"{kept}: only total_timesteps can be another")
+        if args.total_timesteps < saved.total_timesteps:
+            raise UserError(f"total_timesteps can grow from {saved.total_timesteps}, not shrink")
+    return args
+
+
+def config_flags(config: str) -> list[str]:
+    """A table of a TOML file as command-line flags, so that tyro checks its names and types."""
+    path, _, table = config.rpartition(":")
+    if not path or "/" in table or "\\" in table:  # no table named; a colon may belong to the path
+        path, table = config, ALGO
+    try:
+        tables = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"--config {path}: {error}") from None
+    if not isinstance(tables.get(table), dict):
+        raise UserError(f"--config {path}: no table [{table}], only {', '.join(tables) or 'none'}")
+    flags = []
+    for name, value in tables[table].items():
+        if name not in {f.name for f in fields(RunArgs)} - set(NOT_OF_A_RUN):
+            raise UserError(
+                f"--config {path}: [{table}] names {name}, which is no argument of {ALGO}"
+            )
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def load_args(folder: Path) -> RunArgs:
+    """The arguments of a saved run."""
+    try:
+        saved = json.loads((folder / "args.json").read_text())
+        if saved["algo"] != ALGO:
+            raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
+        lists = {name: v for name, v in saved["args"].items() if isinstance(v, list)}
+        return RunArgs(**saved["args"] | {name: tuple(v) for name, v in lists.items()})
+    except OSError:
+        raise UserError(f"{folder} is not a run folder: it has no args.json") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder}/args.json does not fit this script: {error}") from None
+
+
+def env_spec(env_id: str):
+    """gymnasium's entry for an id, after importing what registers it."""
+    module, _, name = env_id.rpartition(":")
+    if name.startswith("ALE/"):
+        module = "ale_py"
+    elif "BulletEnv-" in name and not module:
+        module = "pybullet_envs_gymnasium"
+        quiet_pybullet()
+    if module:
+        importlib.import_module(module)
+    spec = gym.spec(name)
+    if "mujoco" in str(spec.entry_point):
+        quiet_mujoco()
+    return spec
+
+
+def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
+    """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
+    try:
+        refuse_old_atari_id(args.env_id)
+        env_spec(args.env_id)
+        if args.env_id.startswith("ALE/"):
+            return make_atari(args, num_envs, training)
+        make = [lambda: make_env(args.env_id, **keywords)] * num_envs
+        return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    except (
+        ImportError
+    ) as error:  # gymnasium's DependencyNotInstalled is one, and has its own advice
+        advice = f"; pip install {error.name}" if error.name and ":" not in args.env_id else ""
+        raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
+    except (gym.error.Error, AttributeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"environment {args.env_id!r}: {text}") from None
+
+
+def make_env(env_id: str, **keywords):
+    """One environment whose observations are vectors or channel-first images of uint8."""
+    env = gym.make(env_id, **keywords)
+    space = env.observation_space
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        # (H, W) and (H, W, 1 or 3) become (1, H, W) and (1 or 3, H, W); (stack, H, W) stays
+        axis_last = len(space.shape) == 3 and space.shape[-1] in (1, 3)
+        shape = (space.shape[-1], *space.shape[:2]) if axis_last else (1, *space.shape)[-3:]
+        convert = (lambda x: np.moveaxis(x, -1, 0)) if axis_last else (lambda x: x.reshape(shape))
+        image_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        env = gym.wrappers.TransformObservation(env, convert, image_space)
+    elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+    if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
+        start, n = env.action_space.start, env.action_space.n
+        env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+    return env
+
+
+def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
+    """Atari games, preprocessed by ale_py as for the Nature DQN: up to 30 no-ops at the start, four
+    frames to an action, the maximum of the last two, grey, 84 x 84, four of them stacked.
+    """
+    envs = gym.make_vec(
+        args.env_id,
+        num_envs=num_envs,
+        vectorization_mode="vector_entry_point",
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+        num_threads=args.torch_threads,
+        repeat_action_probability=args.sticky_actions,
+        life_loss_info=args.episodic_life and training,
+        reward_clipping=False,
+        **picture,
+    )
+    return AtariEnvs(envs)
+
+
+class AtariEnvs(gym.vector.VectorWrapper):
+    """Says in info["_final_obs"] which games are over, as gymnasium's own vector environments do.
+
+    ale_py sets `terminated` at a lost life, too, where the game goes on and `final_obs` is stale.
+    """
+
+    def reset(self, *, seed):
+        obs, info = self.env.reset(seed=np.array(seed, np.int32))
+        self.frames = info["episode_frame_number"]
+        return obs, info
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
+        self.frames = info["episode_frame_number"]
+        return obs, rewards, terminated, truncated, {**info, "_final_obs": over}
+
+
+def refuse_old_atari_id(env_id: str):
+    """PongNoFrameskip-v4 and its like, games without the preprocessing that is built in here."""
+    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[04]", env_id)
+    with contextlib.suppress(ImportError):
+        if old and importlib.import_module("ale_py") and f"ALE/{old[1]}-v5" in gym.registry:
+            raise UserError(f"environment {env_id!r}: use ALE/{old[1]}-v5")
+
+
+def quiet_pybullet():
+    """PyBullet's C code greets on stdout and stderr. Python keeps its own ways there."""
+    if "pybullet" not in sys.modules:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pybullet")
+        os.dup2(stderr, 2)
+
+
+def quiet_mujoco():
+    """Keeps MuJoCo 4 from a MUJOCO_LOG.TXT about what is deprecated in gymnasium's models."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(
+        lambda text: None if "deprecated" in text else print(f"mujoco: {text}", file=sys.stderr)
+    )
+
+
+def as_obs(obs):
+    """Observations as the agent takes them: float32, or uint8 as they are."""
+    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+
+
+def env_seeds(num_envs: int, *entropy: int) -> list[int]:
+    """Independent seeds for environments; 31 bits, the most that all environments take."""
+    return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
+
+
+def evaluate(agent, args: RunArgs):
+    """Returns of one episode in each of `eval_episodes` environments with seeds of their own."""
+    envs = make_envs(args, args.eval_episodes, training=False)
+    obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+    rng = np.random.default_rng([args.seed, 1, 1])
+    returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+    while running.any():
+        actions = evaluation_action(agent, as_obs(obs), rng, args)
+        obs, rewards, terminated, truncated, _ = envs.step(actions.reshape(envs.action_space.shape))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+    envs.close()
+    return returns
+
+
+def film(agent, args: RunArgs, path: Path):
+    """One episode as an mp4. What this machine lacks for it is said in a line, and ends nothing."""
+    temporary = path.with_suffix(".part.mp4")
+    try:
+        import imageio
+
+        path.parent.mkdir(exist_ok=True)
+        envs = make_envs(args, 1, training=False, render_mode="rgb_array")
+        seeds = env_seeds(1, args.seed, 0, 1)
+        obs, _ = envs.reset(seed=seeds)
+        twin = None
+        if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
+            size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
+            twin = make_atari(args, 1, training=False, **size)
+            pictures, _ = twin.reset(seed=seeds)
+        fps = 15 if twin else envs.metadata.get("render_fps", 30)  # every fourth of a game's 60
+        rng, over = np.random.default_rng([args.seed, 1, 1]), False
+        with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
+            while not over:
+                video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
+                actions = evaluation_action(agent, as_obs(obs), rng, args)
+                actions = actions.reshape(envs.action_space.shape)
+                obs, _, terminated, truncated, _ = envs.step(actions)
+                if twin:
+                    pictures, *_ = twin.step(actions)
+                over = terminated[0] or truncated[0]
+        envs.close()
+        os.replace(temporary, path)
+        print(f"video        {path}")
+    except Exception as error:  # drawing fails in as many ways as there are drivers
+        temporary.unlink(missing_ok=True)
+        print(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
+
+
+def draw_without_display():
+    """Lets pygame and MuJoCo draw on a machine without a screen; both decide when imported."""
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if ctypes.util.find_library("EGL"):
+            os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def write_file(path: Path, write):
+    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict):
+    write_file(path, lambda file: file.write(json.dumps(content, indent=2).encode() + b"\n"))
+
+
+def to_arrays(agent) -> dict:
+    """The agent's state_dict as NumPy arrays: parameters, and the buffers that acting needs."""
+    return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
+
+
+def save_weights(agent, path: Path):
+    write_file(path, lambda file: np.savez(file, **to_arrays(agent)))
+
+
+def load_weights(agent, path: Path, only_learned: bool = False):
+    """Loads an .npz file by name; with `only_learned`, parameters and the statistics both have."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: torch.as_tensor(file[name]) for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} holds no weights: {error}") from None
+    wanted, parameters = agent.state_dict(), dict(agent.named_parameters())
+    missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
+    if only_learned:
+        missing = {name for name in missing if name in parameters}
+        unknown = {name for name in unknown if "_moments." not in name}
+        names = {name for name in names & arrays if name in parameters or "_moments." in name}
+    faults = [f"lacks {name}" for name in sorted(missing)]
+    faults += [f"has {name}, which the agent has not" for name in sorted(unknown)]
+    if faults:
+        raise UserError(f"{path} {'; '.join(faults)}")
+    for name in sorted(names):
+        if wanted[name].shape != arrays[name].shape:
+            shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
+            raise UserError(f"{path}: the shape of {name} is {shapes}")
+    agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
+
+
+def run_hash(agent) -> str:
+    """SHA-256 over the names and arrays of weights.npz."""
+    digest = hashlib.sha256()
+    for name, array in sorted(to_arrays(agent).items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Run:
+    """One training run: its environments, its folder, its curves and its checkpoints."""
+
+    def __init__(self, args: RunArgs):
+        self.args, self.step_count = args, 0
+        self.seconds_before, self.started = 0.0, time.perf_counter()
+        self.folder = Path(args.resume) if args.resume else None
+        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+        self.envs = make_envs(args, args.num_envs)
+        self.obs_space, self.action_space = agent_spaces(self.envs)
+        self.device = choose_device(args, self.obs_space)
+        torch.manual_seed(args.seed)
+        # a boundary always ends an iteration, so that no half-filled rollout must be saved
+        iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
+        self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
+        self.episode_returns = np.zeros(args.num_envs)
+        self.episode_lengths = np.zeros(args.num_envs)
+        self.finished = []  # (return, length) of the episodes since the last point of the curves
+        self.recent_returns = deque(maxlen=20)
+
+    def start(self, **parts):
+        """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator, and
+        replay buffers, which write files of their own.
+
+        Returns the step to go on from, 0 in a new run, and the first observations.
+        """
+        self.parts, agent = parts, parts["agent"]
+        if self.checkpoint:
+            self.restore()
+        else:
+            if self.args.init_weights:
+                load_weights(agent, Path(self.args.init_weights), only_learned=True)
+            if self.args.save_init:
+                save_weights(agent, Path(self.args.save_init))
+            self.folder = new_run_folder(self.args)
+        write_json(self.folder / "args.json", describe(self.args))
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = self.step_count + 1 if self.checkpoint else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not self.checkpoint:
+            self.write_header(agent)
+            self.save()
+        where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
+        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}")
+        self.first_step = self.last_step = self.step_count
+        self.started = time.perf_counter()
+        self.progress = Progress(self.args.total_timesteps, self.step_count)
+        return self.step_count, self.reset_envs()
+
+    def reset_envs(self):
+        seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
+        obs, _ = self.envs.reset(seed=seeds)
+        return as_obs(obs)
+
+    def step(self, actions):
+        """Steps every environment once.
+
+        actions (num_envs, ...). Returns next_obs, rewards, terminated, truncated and successors,
+        all with the first axis (num_envs,). Where an episode ended, next_obs is the first
+        observation of the next and successors the true last one; elsewhere the two are equal.
+        """
+        actions = actions.reshape(self.envs.action_space.shape)
+        next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        next_obs = successors = as_obs(next_obs)
+        self.step_count += self.args.num_envs
+        self.episode_returns += rewards
+        self.episode_lengths += 1
+        ended = info.get("_final_obs")  # of Atari's lives only the last one
+        if ended is not None and ended.any():
+            successors = next_obs.copy()
+            for i in np.flatnonzero(ended):
+                successors[i] = info["final_obs"][i]
+                self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
+                self.recent_returns.append(self.episode_returns[i])
+            self.episode_returns[ended] = self.episode_lengths[ended] = 0
+        if self.step_count % self.period == 0:
+            next_obs = self.cut_episodes()
+            truncated = ~terminated
+        return next_obs, rewards.astype(np.float32), terminated, truncated, successors
+
+    def cut_episodes(self):
+        """Begins every episode anew, in new environments with seeds that follow from the step.
+
+        So a run that is resumed here needs nothing of the environments that were.
+        """
+        self.envs.close()
+        self.envs = make_envs(self.args, self.args.num_envs)
+        self.episode_returns[:] = self.episode_lengths[:] = 0
+        return self.reset_envs()
+
+    def end_iteration(self, scalars: dict) -> int:
+        """Logs, evaluates and saves what is due. Returns the step."""
+        args, step, before = self.args, self.step_count, self.last_step
+        for name, value in scalars.items():
+            if not math.isfinite(value):
+                raise RunFailed(f"{name} is {value} at step {step}")
+        at_boundary, at_end = step % self.period == 0, step >= args.total_timesteps
+        if self.logs_now():
+            self.write_scalars(scalars)
+        every = args.eval_frequency
+        if every and step // every > before // every and not at_end:  # finish has its own
+            self.evaluate()
+        if at_boundary:
+            self.save()
+        self.progress.show(step, self.sps(), self.recent_returns)
+        self.last_step = step
+        return step
+
+    def logs_now(self) -> bool:
+        """Whether this iteration ends with a point of the curves."""
+        step, every = self.step_count, self.args.log_frequency
+        at_end = step >= self.args.total_timesteps
+        return step // every > self.last_step // every or step % self.period == 0 or at_end
+
+    def sps(self) -> float:
+        return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
+
+    def write_scalars(self, scalars: dict):
+        scalars = {**scalars, "charts/SPS": self.sps()}
+        if self.finished:
+            returns, lengths = np.mean(self.finished, axis=0)
+            scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+            self.finished.clear()
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.step_count)
+
+    def evaluate(self):
+        agent, args = self.parts["agent"], self.args
+        returns = evaluate(agent, args)
+        if args.capture_video:
+            film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
+        return returns
+
+    def write_header(self, agent):
+        """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = bool | int | float | str
+        values = {k: v if isinstance(v, plain) else str(v) for k, v in asdict(self.args).items()}
+        begin, session, _ = hparams({"algo": ALGO, **values}, {"eval/episodic_return": 0})
+        self.writer.file_writer.add_summary(begin)
+        self.writer.file_writer.add_summary(session)
+        rows = [
+            f"| {name} | {tuple(p.shape)} | {p.numel():,} |" for name, p in agent.named_parameters()
+        ]
+        rows.append(f"| all | | {sum(p.numel() for p in agent.parameters()):,} |")
+        table = "\n".join(["| parameter | shape | count |", "|---|---|---|", *rows])
+        self.writer.add_text("parameters", table)
+        self.writer.add_text("command", command_line())
+
+    def save(self):
+        """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
+        self.writer.flush()
+        event_files = {}
+        for path in self.folder.glob("events.out.tfevents.*"):
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            event_files[path.name] = path.stat().st_size
+        checkpoint = {
+            "step": self.step_count,
+            "seconds": self.seconds(),
+            "event_files": event_files,
+            "torch_rng": torch.get_rng_state(),
+            "parts": {name: self.state_of(part) for name, part in self.parts.items()},
+        }
+        save_weights(self.parts["agent"], self.folder / "weights.npz")
+        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        states = checkpoint["parts"].values()
+        needed = {name for state in states for name, _ in state.get("files", [])}
+        for path in self.folder.glob("replay-*.npz"):
+            if path.name not in needed:  # the buffer has overwritten all of it
+                path.unlink()
+
+    def state_of(self, part):
+        if isinstance(part, np.random.Generator):
+            return part.bit_generator.state
+        if hasattr(part, "save"):  # a replay buffer
+            return part.save(self.folder, self.step_count)
+        return part.state_dict()
+
+    def restore(self):
+        """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
+        try:
+            for name, part in self.parts.items():
+                state = self.checkpoint["parts"][name]
+                if isinstance(part, np.random.Generator):
+                    part.bit_generator.state = state
+                elif hasattr(part, "load"):
+                    part.load(self.folder, state)
+                else:
+                    part.load_state_dict(state)
+            torch.set_rng_state(self.checkpoint["torch_rng"])
+            self.step_count, self.seconds_before = (
+                self.checkpoint["step"],
+                self.checkpoint["seconds"],
+            )
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
+        except (KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            text = f"does not fit this script: {first_line(error)}"
+            raise UserError(f"{self.folder}/checkpoint.pt {text}") from None
+        for path in self.folder.glob("events.out.tfevents.*"):
+            size = self.checkpoint["event_files"].get(path.name)
+            if size is None:
+                path.unlink()
+            elif path.stat().st_size > size:
+                os.truncate(path, size)
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def finish(self):
+        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self.progress.close()
+        agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
+        save_weights(agent, self.folder / "weights.npz")
+        returns = self.evaluate()
+        self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
+        self.writer.close()
+        result = {
+            "env_id": args.env_id,
+            "algo": ALGO,
+            "seed": args.seed,
+            "steps": step,
+            "seconds": round(seconds, 2),
+            "sps": round(step / seconds),
+            "eval_return_mean": float(returns.mean()),
+            "eval_return_std": float(returns.std()),
+            "eval_episodes": len(returns),
+            "run_hash": run_hash(agent),
+        }
+        write_json(self.folder / "result.json", result)
+        if not args.keep_replay:
+            for path in self.folder.glob("replay-*.npz"):
+                path.unlink()
+        self.envs.close()
+        print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
+        print_result(self.folder, returns, result["run_hash"])
+
+
+class Progress:
+    """Steps, speed and recent return: tqdm's line on a terminal, ten plain lines elsewhere."""
+
+    def __init__(self, total: int, step: int):
+        from tqdm import tqdm
+
+        self.total, self.step = total, step
+        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=None)
+
+    def show(self, step: int, sps: float, recent_returns):
+        text = f"return {np.mean(recent_returns):.1f}" if recent_returns else "no episode ended yet"
+        if not self.bar.disable:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(step - self.step)
+        elif step * 10 // self.total > self.step * 10 // self.total:
+            print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
+        self.step = step
+
+    def close(self):
+        self.bar.close()
+
+
+def agent_spaces(envs):
+    """The spaces as the agent meets them: observations are float32, or uint8 if they were."""
+    obs_space = envs.single_observation_space
+    if obs_space.dtype != np.uint8:
+        obs_space = gym.spaces.Box(-np.inf, np.inf, obs_space.shape, np.float32)
+    return obs_space, envs.single_action_space
+
+
+def choose_device(args: RunArgs, obs_space):
+    """The torch device; resolves `auto` and 0 threads in `args`."""
+    images = len(obs_space.shape) == 3
+    if args.device == "auto":
+        args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
+    args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
+    torch.set_num_threads(args.torch_threads)
+    torch.backends.cudnn.deterministic = True
+    # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
+    torch.set_flush_denormal(True)
+    if images:
+        keep_freed_memory()
+    try:
+        return torch.zeros(1, device=args.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def keep_freed_memory():
+    """Lets glibc keep what a minibatch of images frees, for the next one, instead of giving it back
+    to the system and fetching it again page by page: an eighth of PPO's time on Atari.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # as in malloc.h
+        if libc.mallopt(mmap_threshold, 2**30):
+            libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def require_memory(what: str, size: int):
+    """Says how much memory `size` bytes are; raises UserError when the machine has less to give."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError):  # Linux also says what its caches would give back
+        text = Path("/proc/meminfo").read_text()
+        free = 1024 * int(re.search(r"MemAvailable: +(\d+)", text)[1])
+    print(f"{what} takes {size / 1e9:.3f} GB")
+    if size > free:
+        raise UserError(f"{what} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def command_line() -> str:
+    return " ".join(["python", *sys.argv])
+
+
+def describe(args: RunArgs) -> dict:
+    """What args.json holds: every argument, the command, and the versions behind it."""
+    settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
+    provider = str(env_spec(args.env_id).entry_point).split(".")[0].split(":")[0]
+    packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", provider]
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"algo": ALGO, "args": settings, "command": command_line(), "versions": versions}
+
+
+def new_run_folder(args: RunArgs) -> Path:
+    """runs/<env>/<algo>/<seed>-<time>/, with a number behind it where that is taken."""
+    parent = Path(args.runs_dir) / args.env_id.replace("/", "-").replace(":", "-") / ALGO
+    name = f"{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise UserError(f"{parent} already has a thousand runs named {name}")
+
+
+def load_checkpoint(folder: Path) -> dict:
+    try:
+        return torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no checkpoint.pt") from None
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise UserError(f"{folder}/checkpoint.pt cannot be read: {first_line(error)}") from None
+
+
+def print_result(folder: Path, returns, digest: str):
+    mean, std = returns.mean(), returns.std()
+    print(f"evaluation   return {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
+    print(f"run folder   {folder}")
+    print(f"TensorBoard  tensorboard --logdir {folder.parents[2]}")
+    print(f"run hash     {digest}")
+
+
+def evaluate_run(args: RunArgs):
+    """`--evaluate`: plays with the weights of a run folder, as its own last evaluation did."""
+    folder = Path(args.evaluate)
+    envs = make_envs(args, 1)
+    obs_space, action_space = agent_spaces(envs)
+    envs.close()
+    agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
+    load_weights(agent, folder / "weights.npz")
+    returns = evaluate(agent, args)
+    if args.capture_video:
+        film(agent, args, folder / "videos" / f"evaluation-seed-{args.seed}.mp4")
+    print_result(folder, returns, run_hash(agent))
+
+
+def skip_compiler_import():
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here."""
+    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(torch.optim.Optimizer, method).__wrapped__
+        method.__dynamo_disable = method
+    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
+        optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
+
+
+def finished_result(args: RunArgs) -> dict | None:
+    """result.json of a run that has nothing left to do."""
+    try:
+        result = json.loads((Path(args.resume) / "result.json").read_text())
+        return result if result["steps"] >= args.total_timesteps else None
+    except (OSError, ValueError, TypeError, KeyError):  # not finished, or not by us
+        return None
+
+
+def stop(signal_number, _):
+    raise KeyboardInterrupt(signal_number)
+
+
+def main():
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    run = None
+    try:
+        args = parse_args(sys.argv[1:])
+        if args.capture_video:
+            draw_without_display()
+        if args.evaluate:
+            evaluate_run(args)
+        elif args.resume and (result := finished_result(args)):
+            print(f"{args.resume} is finished, with a return of {result['eval_return_mean']:.1f}")
+        else:
+            skip_compiler_import()
+            run = Run(args)
+            train(args, run)
+            run.finish()
+        return
+    except UserError as error:
+        status, text = 2, str(error)
+    except (RunFailed, OSError) as error:
+        status, text = 1, f"{error}{resume_hint(run)}"
+    except KeyboardInterrupt as interrupt:
+        status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
+    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def resume_hint(run: Run | None) -> str:
+    if run is None or run.folder is None or not (run.folder / "checkpoint.pt").exists():
+        return ""
+    return f"; the last checkpoint goes on with: python {sys.argv[0]} --resume {run.folder}"
+
+
+if __name__ == "__main__":
+    main()

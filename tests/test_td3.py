@@ -1,0 +1,339 @@
+"""td3.py against an independent implementation, hand-worked numbers, and what it must learn."""
+
+import copy
+import json
+
+import environments
+import gymnasium as gym
+import numpy as np
+import pytest
+import td3
+import torch
+from conftest import hash_of_parameters
+
+BATCH, OBS, ACTIONS, HIDDEN = 7, 5, 3, (11, 13)
+LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
+
+
+def agents(double=False, **settings):
+    """An agent, another as its target, and their optimizers."""
+    torch.manual_seed(0)
+    agent, target = (td3.Agent(OBS, LOW, HIGH, HIDDEN, **settings) for _ in range(2))
+    if double:
+        agent.double(), target.double()
+    networks = agent.actor, agent.critics
+    optimizers = [torch.optim.Adam([td3.flatten(n)], lr=1e-2, fused=True) for n in networks]
+    return agent, target, optimizers
+
+
+def random_batch(rng, dtype=np.float32):
+    return {
+        "obs": torch.tensor(rng.normal(size=(BATCH, OBS)).astype(dtype)),
+        "actions": torch.tensor(rng.uniform(-1, 1, (BATCH, ACTIONS)).astype(dtype)),
+        "rewards": torch.tensor(rng.normal(size=BATCH).astype(dtype)),
+        "next_obs": torch.tensor(rng.normal(size=(BATCH, OBS)).astype(dtype)),
+        "terminated": torch.tensor(rng.random(BATCH) < 0.3),
+    }
+
+
+class NumpyMLP:
+    """Two hidden layers of ReLU with hand-written gradients, and Adam; float64."""
+
+    def __init__(self, layers):
+        linear = [layer for layer in layers if isinstance(layer, torch.nn.Linear)]
+        self.parameters = [
+            p.detach().numpy().copy() for layer in linear for p in layer.parameters()
+        ]
+        self.m = [np.zeros_like(p) for p in self.parameters]
+        self.v = [np.zeros_like(p) for p in self.parameters]
+        self.steps = 0
+
+    def forward(self, x):
+        w1, b1, w2, b2, w3, b3 = self.parameters
+        self.x = x
+        self.h1 = np.maximum(x @ w1.T + b1, 0)
+        self.h2 = np.maximum(self.h1 @ w2.T + b2, 0)
+        return self.h2 @ w3.T + b3
+
+    def backward(self, grad):
+        """Gradients of the parameters and of the input, for the last forward."""
+        _, _, w2, _, w3, _ = self.parameters
+        g2 = (grad @ w3) * (self.h2 > 0)
+        g1 = (g2 @ w2) * (self.h1 > 0)
+        pairs = [(g1, self.x), (g2, self.h1), (grad, self.h2)]
+        gradients = [g for out, x in pairs for g in (out.T @ x, out.sum(axis=0))]
+        return gradients, g1 @ self.parameters[0]
+
+    def adam(self, gradients, lr, eps=1e-8):
+        self.steps += 1
+        for p, m, v, g in zip(self.parameters, self.m, self.v, gradients, strict=True):
+            m += 0.1 * (g - m)
+            v += 0.001 * (g**2 - v)
+            m_hat, v_hat = m / (1 - 0.9**self.steps), v / (1 - 0.999**self.steps)
+            p -= lr * m_hat / (np.sqrt(v_hat) + eps)
+
+
+@pytest.mark.parametrize("twin", [True, False])
+def test_a_hundred_updates_equal_an_independent_implementation(twin):
+    """Algorithm 1 of arXiv 1802.09477 in NumPy, in float64. To 1e-6, since Adam divides
+    rounding errors by gradients that are nearly 0.
+    """
+    agent, target, optimizers = agents(double=True, twin=twin)
+    args = td3.Args(gamma=0.97, tau=0.05, noise_clip=0.3, policy_frequency=3, twin=twin)
+    actor, actor_target = NumpyMLP(agent.actor), NumpyMLP(target.actor)
+    critics = [NumpyMLP(critic.layers) for critic in agent.critics]
+    critic_targets = [NumpyMLP(critic.layers) for critic in target.critics]
+    assert len(critics) == 1 + twin
+    rng = np.random.default_rng(1)
+    for step in range(1, 101):
+        batch = random_batch(rng, np.float64)
+        noise = 0.4 * rng.standard_normal((BATCH, ACTIONS))
+        learn_policy = step % args.policy_frequency == 0
+        scalars = td3.update(
+            agent, target, optimizers, batch, torch.tensor(noise), args, learn_policy
+        )
+
+        obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in td3.REPLAY_ARRAYS)
+        next_actions = np.tanh(actor_target.forward(next_obs))
+        next_actions = np.clip(next_actions + np.clip(noise, -0.3, 0.3), -1, 1)
+        pairs = np.concatenate([next_obs, next_actions], axis=1)
+        smallest = np.min([critic.forward(pairs)[:, 0] for critic in critic_targets], axis=0)
+        y = np.where(terminated, rewards, rewards + 0.97 * smallest)
+        for i, critic in enumerate(critics, start=1):
+            errors = critic.forward(np.concatenate([obs, actions], axis=1))[:, 0] - y
+            assert scalars[f"losses/qf{i}_loss"].item() == pytest.approx(
+                np.mean(errors**2), abs=1e-6
+            )
+            critic.adam(critic.backward(2 * errors[:, None] / BATCH)[0], lr=1e-2)
+        if learn_policy:
+            chosen = np.tanh(actor.forward(obs))
+            q = critics[0].forward(np.concatenate([obs, chosen], axis=1))
+            assert scalars["losses/actor_loss"].item() == pytest.approx(-q.mean(), abs=1e-6)
+            _, slope = critics[0].backward(np.full((BATCH, 1), -1 / BATCH))
+            actor.adam(actor.backward(slope[:, OBS:] * (1 - chosen**2))[0], lr=1e-2)
+            pairs = zip([actor_target, *critic_targets], [actor, *critics], strict=True)
+            for slow, fast in pairs:
+                for p, q in zip(slow.parameters, fast.parameters, strict=True):
+                    p += 0.05 * (q - p)
+        else:
+            assert "losses/actor_loss" not in scalars
+
+    def close(module, network):
+        for p, q in zip(module.parameters(), network.parameters, strict=True):
+            np.testing.assert_allclose(p.detach().numpy(), q, rtol=1e-6, atol=1e-6)
+
+    for module, numpy_actor, numpy_critics in (
+        (agent, actor, critics),
+        (target, actor_target, critic_targets),
+    ):
+        close(module.actor, numpy_actor)
+        for critic, numpy_critic in zip(module.critics, numpy_critics, strict=True):
+            close(critic, numpy_critic)
+
+
+def test_smoothing_clips_the_noise_and_then_the_action():
+    actions = torch.tensor([[0.0, 0.9, -0.9]])
+    noise = torch.tensor([[0.7, 0.2, -3.0]])
+    smoothed = td3.smoothed(actions, noise, 0.5)
+    torch.testing.assert_close(smoothed, torch.tensor([[0.5, 1.0, -1.0]]))
+
+
+def test_the_target_takes_the_smaller_critic_and_stops_at_the_end():
+    rewards = torch.tensor([1.0, 2.0, 3.0])
+    ends = torch.tensor([False, True, False])
+    first, second = torch.tensor([10.0, 10.0, -4.0]), torch.tensor([6.0, 10.0, 8.0])
+    y = td3.bootstrapped_target(rewards, ends, [first, second], 0.5)
+    assert y.tolist() == [4.0, 2.0, 1.0]
+    y = td3.bootstrapped_target(rewards, ends, [first], 0.5)
+    assert y.tolist() == [6.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["rewards", "terminated"])
+def test_columns_instead_of_vectors_fail_at_once(name):
+    agent, target, _ = agents()
+    batch = random_batch(np.random.default_rng(0))
+    noise = torch.zeros(BATCH, ACTIONS)
+    td3.q_losses(agent, target, batch, noise, td3.Args())
+    batch[name] = batch[name][:, None]
+    with pytest.raises(AssertionError):
+        td3.q_losses(agent, target, batch, noise, td3.Args())
+
+
+def test_the_actor_leaves_the_critics_alone():
+    agent, target, optimizers = agents()
+    batch, noise = random_batch(np.random.default_rng(0)), torch.zeros(BATCH, ACTIONS)
+    args = td3.Args(tau=0.25)
+    without = copy.deepcopy(agent.critics.state_dict())
+    fresh, fresh_target, fresh_optimizers = agents()
+    td3.update(fresh, fresh_target, fresh_optimizers, batch, noise, args, learn_policy=False)
+    before = hash_of_parameters(agent.actor)
+    td3.update(agent, target, optimizers, batch, noise, args, learn_policy=True)
+    assert hash_of_parameters(agent.actor) != before
+    assert hash_of_parameters(agent.critics) == hash_of_parameters(fresh.critics)
+    gradients = [p.grad for p in agent.critics.parameters()]
+    expected = [p.grad for p in fresh.critics.parameters()]
+    assert all(torch.equal(g, e) for g, e in zip(gradients, expected, strict=True))
+    assert not all(torch.equal(p, without[k]) for k, p in agent.critics.state_dict().items())
+
+
+def test_polyak_by_hand():
+    target, source = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        target.weight[:] = torch.tensor([[1.0, 2.0]])
+        target.bias[:] = 0.0
+        source.weight[:] = torch.tensor([[3.0, -2.0]])
+        source.bias[:] = 8.0
+    td3.polyak(target, source, 0.25)
+    assert target.weight.tolist() == [[1.5, 1.0]] and target.bias.tolist() == [2.0]
+    assert source.weight.tolist() == [[3.0, -2.0]]
+
+
+def test_each_dimension_has_its_own_bounds():
+    agent, _, _ = agents()
+    edges = agent.to_env(np.float32([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [-0.5, 0.5, 0.1]]))
+    by_hand = [[-1, 0, 10], [1, 0.25, 505], [3, 0.5, 1000], [0, 0.375, 554.5]]
+    np.testing.assert_allclose(edges, by_hand, rtol=1e-6)
+    assert (edges >= LOW).all() and (edges <= HIGH).all() and edges.dtype == np.float32
+
+
+def test_the_noise_is_measured_in_half_ranges_and_clipped():
+    agent, _, _ = agents()
+    obs = np.random.default_rng(0).normal(size=(4001, OBS)).astype(np.float32)
+    greedy = agent.act(obs, None)
+    noisy = agent.act(obs, np.random.default_rng(1), noise=0.1)
+    inside = np.abs(noisy) < 1
+    assert inside.mean() > 0.99
+    deviations = (noisy - greedy)[inside.all(axis=1)].std(axis=0)
+    np.testing.assert_allclose(deviations, 0.1, rtol=0.05)
+    assert np.abs(agent.act(obs, np.random.default_rng(1), noise=9.0)).max() == 1
+    in_env = agent.to_env(noisy) - agent.to_env(greedy)
+    expected = 0.1 * (HIGH - LOW) / 2
+    np.testing.assert_allclose(in_env[inside.all(axis=1)].std(axis=0), expected, rtol=0.05)
+
+
+def test_the_buffer_against_a_list():
+    """Thousands of insertions of one or two environments, past the wrap."""
+    rng = np.random.default_rng(0)
+    for num_envs, capacity in ((1, 13), (2, 23), (3, 7)):
+        buffer, held = td3.ReplayBuffer(capacity, OBS, ACTIONS), []
+        for _ in range(701):
+            step = (
+                rng.normal(size=(num_envs, OBS)).astype(np.float32),
+                rng.uniform(-1, 1, (num_envs, ACTIONS)).astype(np.float32),
+                rng.normal(size=num_envs).astype(np.float32),
+                rng.normal(size=(num_envs, OBS)).astype(np.float32),
+                rng.random(num_envs) < 0.2,
+            )
+            buffer.add(*step)
+            held = [*held, *zip(*step, strict=True)][-capacity:]
+            batch = buffer.sample(5, rng)
+            for row in zip(*(batch[name] for name in td3.REPLAY_ARRAYS), strict=True):
+                assert any(
+                    all(np.array_equal(a, b) for a, b in zip(row, other, strict=True))
+                    for other in held
+                )
+        slots = [np.flatnonzero(buffer.rewards == row[2])[0] for row in held]
+        assert sorted(slots) == list(range(capacity))
+
+
+def test_the_buffer_samples_uniformly():
+    buffer, rng = td3.ReplayBuffer(11, 1, 1), np.random.default_rng(0)
+    zeros, never = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
+    for reward in range(29):
+        buffer.add(zeros, zeros, np.float32([reward]), zeros, never)
+    counts = np.bincount(buffer.sample(110_000, rng)["rewards"].astype(int), minlength=29)
+    assert (counts[:18] == 0).all()
+    chi_square = ((counts[18:] - 10_000) ** 2 / 10_000).sum()
+    assert chi_square < 29.6  # 99.9% of the distribution with 10 degrees of freedom
+
+
+@pytest.mark.parametrize("name", range(5))
+def test_the_buffer_refuses_columns(name):
+    buffer = td3.ReplayBuffer(11, OBS, ACTIONS)
+    shapes = [(2, OBS), (2, ACTIONS), (2,), (2, OBS), (2,)]
+    step = [np.zeros(shape, np.float32) for shape in shapes]
+    buffer.add(*step)
+    step[name] = step[name][..., None]
+    with pytest.raises(AssertionError):
+        buffer.add(*step)
+
+
+def train(tmp_path, **settings):
+    """Trains in this process; returns the agent and the run."""
+    run = td3.Run(td3.RunArgs(runs_dir=str(tmp_path), **settings))
+    return td3.train(run.args, run), run
+
+
+SMALL = dict(batch_size=32, hidden_sizes=(32, 32), learning_rate=3e-3, learning_starts=200)
+
+
+def test_a_time_limit_is_no_end(tmp_path):
+    settings = dict(SMALL, total_timesteps=3000, gamma=0.8, tau=0.05)
+    agent, _ = train(tmp_path, env_id="environments:BlindBox-v0", **settings)
+    q_value = agent.critics[0](torch.ones(1, 1), torch.zeros(1, 1)).item()
+    assert q_value == pytest.approx(1 / (1 - 0.8), rel=0.05)
+
+
+def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
+    settings = dict(SMALL, env_id="environments:Target-v0", total_timesteps=2500)
+    agent, _ = train(tmp_path, **settings)
+    action = agent.to_env(agent.act(np.zeros((1, 2), np.float32), None))[0]
+    scale = environments.Target.action_space.high - environments.Target.action_space.low
+    np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.05)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_there_is_one_update_to_a_step_and_every_other_moves_the_policy(
+    tmp_path, monkeypatch, num_envs
+):
+    calls, update = [], td3.update
+    monkeypatch.setattr(td3, "update", lambda *a: (calls.append(a[-1]), update(*a))[1])
+    settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3)
+    train(tmp_path, env_id="environments:Target-v0", **settings)
+    assert len(calls) == 30 and calls == [step % 3 == 0 for step in range(201, 231)]
+
+
+@pytest.mark.parametrize(
+    "env_id, message",
+    [
+        ("CartPole-v1", "td3 takes Box action spaces, not Discrete(2): try dqn.py or ppo.py"),
+        ("CarRacing-v3", "td3 takes vectors, not images of shape (3, 96, 96): try ppo.py"),
+        ("environments:Endless-v0", "td3 needs bounds of every action"),
+    ],
+)
+def test_what_td3_cannot_take_is_refused(script, tmp_path, env_id, message):
+    result = script("td3", "--env-id", env_id, ok=False)
+    assert result.status == 2 and message in result.err
+    assert len(result.err.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+PENDULUM = """--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000 --gamma 0.95
+    --learning-rate 3e-3 --tau 0.01 --hidden-sizes 64 64 --batch-size 64""".split()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_pendulum_learns_and_its_weights_stepped_by_hand_act_as_evaluate_does(
+    script, tmp_path, seed
+):
+    trained = script("td3", *PENDULUM, "--seed", seed)
+    folder = tmp_path / trained.line("run folder")
+    evaluation = json.loads((folder / "result.json").read_text())
+    assert evaluation["eval_return_mean"] > -200
+    with np.load(folder / "weights.npz") as file:
+        weights = dict(file)
+    returns = []
+    for env_seed in td3.env_seeds(10, seed, 0, 1):
+        env = gym.make("Pendulum-v1")
+        obs, _ = env.reset(seed=env_seed)
+        total, over = 0.0, False
+        while not over:
+            x = obs
+            for layer in (0, 2):
+                x = x @ weights[f"actor.{layer}.weight"].T + weights[f"actor.{layer}.bias"]
+                x = np.maximum(x, 0)
+            x = np.tanh(x @ weights["actor.4.weight"].T + weights["actor.4.bias"])
+            low, high = weights["action_low"], weights["action_high"]
+            obs, reward, _, over, _ = env.step((low + high) / 2 + (high - low) / 2 * x)
+            total += reward
+        returns.append(total)
+    assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-2)
