@@ -57,7 +57,9 @@ class Args:
     num_envs: int = 1
     """Environments stepped side by side."""
     learning_rate: float = 5e-4
-    """Adam's step size."""
+    """Adam's step size, at the start."""
+    anneal_lr: bool = False
+    """Lowers the learning rate linearly to 0, over total_timesteps."""
     buffer_size: int = 100_000
     """Transitions that the replay buffer holds, of all environments together."""
     gamma: float = 0.99
@@ -131,7 +133,7 @@ class Args:
 
     @property
     def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
-        return self.exploration_steps is None
+        return self.exploration_steps is None or self.anneal_lr
 
 
 def nature_convolutions(image_shape: tuple):
@@ -418,7 +420,8 @@ def update(q_network, target_q_network, optimizer, batch, args):
     loss, q_mean = q_loss(q_network, target_q_network, batch, args)
     optimizer.zero_grad(set_to_none=False)  # the gradients may be views: see flatten
     loss.backward()
-    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm)
+    if args.max_grad_norm < math.inf:
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm)
     optimizer.step()
     return loss.detach(), q_mean
 
@@ -457,6 +460,7 @@ def train(args: Args, run: "Run"):
     optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=args.adam_eps, fused=True)
     stack = 4 if args.env_id.startswith("ALE/") else 1
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
+    final_learning_rate = 0.0 if args.anneal_lr else args.learning_rate
     exploration_steps = args.exploration_steps or args.exploration_fraction * args.total_timesteps
     losses = []
 
@@ -476,6 +480,10 @@ def train(args: Args, run: "Run"):
             buffer.add(obs, actions, rewards, terminated, truncated, next_obs, successors)
             obs, step = next_obs, step + args.num_envs
 
+        learning_rate = linear_schedule(
+            args.learning_rate, final_learning_rate, args.total_timesteps, before
+        )
+        optimizer.param_groups[0]["lr"] = learning_rate
         if step >= args.learning_starts:
             for _ in range(args.gradient_steps):
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, rng)
@@ -484,7 +492,7 @@ def train(args: Args, run: "Run"):
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)
 
-        scalars = {"charts/epsilon": epsilon}
+        scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
         if losses and run.logs_now():
             td_loss, q_values = torch.tensor(losses).mean(dim=0).tolist()
             scalars |= {"losses/td_loss": td_loss, "losses/q_values": q_values}

@@ -64,7 +64,7 @@ NO_SCHEDULE = {
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance",
-    "dqn": "charts/epsilon losses/td_loss losses/q_values",
+    "dqn": "charts/epsilon charts/learning_rate losses/td_loss losses/q_values",
     "td3": "losses/qf1_loss losses/qf2_loss losses/qf1_values losses/actor_loss",
 }
 
