@@ -205,10 +205,12 @@ class QNetwork(nn.Module):
     def act(self, obs, epsilon, rng):
         """Epsilon-greedy actions: (num_envs, *obs_shape) -> (num_envs,)."""
         explore = rng.random(len(obs)) < epsilon
-        actions = rng.integers(self.num_actions, size=len(obs))
-        if not explore.all():
-            q_values = self.q_values(self(torch.as_tensor(obs, device=self.device)))
-            actions = np.where(explore, actions, q_values.argmax(dim=1).cpu().numpy())
+        if explore.all():
+            return rng.integers(self.num_actions, size=len(obs))
+        q_values = self.q_values(self(torch.as_tensor(obs, device=self.device)))
+        actions = q_values.argmax(dim=1).cpu().numpy()
+        if explore.any():
+            actions[explore] = rng.integers(self.num_actions, size=explore.sum())
         return actions
 
     @property
@@ -230,6 +232,16 @@ def flatten(module):
     for p, (data, grad) in zip(parameters, views, strict=True):
         p.data, p.grad = data.view_as(p), grad.view_as(p)
     return vector
+
+
+def clip_gradient(vector, max_norm: float):
+    """Shortens the gradient of a vector from `flatten` to `max_norm`, if it is longer.
+
+    torch's clip_grad_norm_ does the same and takes three times as long, which is a tenth of an
+    update of two small networks.
+    """
+    norm = torch.linalg.vector_norm(vector.grad)
+    vector.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
 
 
 REPLAY_ARRAYS = ("frames", "blank", "actions", "rewards", "terminated", "truncated")
@@ -418,10 +430,10 @@ def q_loss(q_network, target_q_network, batch, args):
 def update(q_network, target_q_network, optimizer, batch, args):
     """One gradient step. Returns the loss and the mean Q."""
     loss, q_mean = q_loss(q_network, target_q_network, batch, args)
-    optimizer.zero_grad(set_to_none=False)  # the gradients may be views: see flatten
+    (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
+    vector.grad.zero_()
     loss.backward()
-    if args.max_grad_norm < math.inf:
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm)
+    clip_gradient(vector, args.max_grad_norm)
     optimizer.step()
     return loss.detach(), q_mean
 
@@ -456,8 +468,8 @@ def train(args: Args, run: "Run"):
     rng = np.random.default_rng(args.seed)
     q_network = make_agent(args, run.obs_space, run.action_space).to(run.device)
     target_q_network = make_agent(args, run.obs_space, run.action_space).to(run.device)
-    parameters = q_network.parameters() if q_network.sees_images else [flatten(q_network)]
-    optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    vector = flatten(q_network)
+    optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=args.adam_eps, fused=True)
     stack = 4 if args.env_id.startswith("ALE/") else 1
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     final_learning_rate = 0.0 if args.anneal_lr else args.learning_rate

@@ -296,6 +296,16 @@ def flatten(module):
     return vector
 
 
+def clip_gradient(vector, max_norm: float):
+    """Shortens the gradient of a vector from `flatten` to `max_norm`, if it is longer.
+
+    torch's clip_grad_norm_ does the same and takes three times as long, which is a tenth of an
+    update of two small networks.
+    """
+    norm = torch.linalg.vector_norm(vector.grad)
+    vector.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+
+
 class RolloutBuffer:
     """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
 
@@ -479,7 +489,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
     """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
     batch_size = len(batch["obs"])
     num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
-    parameters, losses = optimizer.param_groups[0]["params"], []
+    (vector,), losses = optimizer.param_groups[0]["params"], []  # all parameters: see flatten
     for _ in range(args.update_epochs):
         log_ratios = []
         for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
@@ -500,9 +510,9 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
             if args.ent_coef > 0:  # else its backward pass would be for nothing
                 loss = loss - args.ent_coef * entropy
 
-            optimizer.zero_grad(set_to_none=False)  # the gradients may be views: see flatten
+            vector.grad.zero_()
             loss.backward()
-            nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+            clip_gradient(vector, args.max_grad_norm)
             optimizer.step()
             losses.append(torch.stack([pi_loss.detach(), v_loss.detach(), entropy.detach()]))
             log_ratios.append(log_ratio.detach())
@@ -553,9 +563,8 @@ def evaluation_action(agent, obs, rng, args):
 def train(args: Args, run: "Run"):
     rng = np.random.default_rng(args.seed)
     agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
-    parameters = agent.parameters() if agent.sees_images else [flatten(agent)]
     # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0
-    optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam([flatten(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
     running_returns = np.zeros(args.num_envs)

@@ -325,3 +325,14 @@ def test_a_buffer_larger_than_the_memory_is_refused():
     space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     with pytest.raises(dqn.UserError, match=r"takes \d+.\d GB, and \d+.\d GB are free"):
         dqn.ReplayBuffer(10**9, 1, space, stack=4)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 3.0, np.inf])
+def test_a_long_gradient_is_shortened_as_torch_does_it(max_norm):
+    gradient = torch.tensor([1.0, -2.0, 0.5])
+    ours, theirs = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+    dqn.clip_gradient(ours, max_norm)
+    torch.nn.utils.clip_grad_norm_([theirs], max_norm)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert ours.grad.norm().item() == pytest.approx(min(max_norm, gradient.norm().item()))
