@@ -1,5 +1,6 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
+# make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +11,9 @@ train: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
 
+speed: .venv/installed .venv-peers/installed
+	$(BIN)/python benchmarks/speed.py
+
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -18,7 +22,7 @@ tensorboard: .venv/installed
 	$(BIN)/tensorboard --logdir runs
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache algos/__pycache__ tests/__pycache__
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache algos/__pycache__ tests/__pycache__
 
 # torch comes first and alone: asked for by another package it would bring gigabytes of CUDA
 .venv/installed: requirements.txt
@@ -32,4 +36,11 @@ clean:
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
-.PHONY: train test lint tensorboard clean
+.venv-peers/installed: benchmarks/requirements-peers.txt
+	rm -rf .venv-peers
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet "$$(grep '^torch==' requirements.txt)"
+	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
+	touch $@
+
+.PHONY: train test speed lint tensorboard clean
