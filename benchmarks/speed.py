@@ -85,7 +85,7 @@ BREAKOUT_DQN_FLAGS = (
     "--clip-reward --episodic-life --eval-epsilon 1"
 )
 # "must" is the project's target. Where the fastest peer known is not among these two, it is that
-# target over what stable-baselines3 did when it was set; C51, which neither has, is held against DQN
+# target over what stable-baselines3 did when it was set; C51, which neither has, is held to DQN
 CELLS = {
     "ppo-cartpole": Cell(
         "ppo --config benchmarks/cartpole.toml:ppo-cleanrl", "CartPole-v1", 5_120, 50_176,
