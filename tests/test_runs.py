@@ -21,12 +21,15 @@ from conftest import ROOT, SCRIPTS, only_run, scalars
 # Short runs that still update, by script. dqn's replay buffer wraps in all of them.
 DISCRETE = {
     "ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split(),
+    "a2c": "--total-timesteps 6144 --checkpoint-frequency 1024 --num-steps 8".split(),
     "dqn": "--total-timesteps 6144 --checkpoint-frequency 1024 --buffer-size 1500 "
     "--gradient-steps 1".split(),
 }
 SECOND = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split(),
+    "a2c": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
+    "--num-steps 8 --norm-obs --norm-reward --optimizer adam --share-trunk yes".split(),
     "dqn": "--env-id LunarLander-v3 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--buffer-size 1500 --gradient-steps 1 --num-envs 2 --double --dueling --n-atoms 11 "
     "--n-step 3 --tau 0.5".split(),
@@ -35,6 +38,9 @@ ATARI = {
     "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
     "--num-envs 2 --num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward "
     "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
+    "a2c": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
+    "--num-envs 2 --num-steps 16 --num-microbatches 2 --network rllib --episodic-life "
+    "--clip-reward --eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
     "dqn": "--env-id ALE/Breakout-v5 --total-timesteps 1024 --checkpoint-frequency 256 "
     "--num-envs 2 --train-frequency 32 --gradient-steps 1 --learning-starts 200 "
     "--buffer-size 300 --n-step 3 --episodic-life --clip-reward --eval-epsilon 1 "
@@ -42,17 +48,22 @@ ATARI = {
 }
 PYBULLET = {
     "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
-    "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split()
+    "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split(),
+    "a2c": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
+    "--num-steps 8 --norm-obs --norm-reward --eval-episodes 1".split(),
 }
 KINDS = (DISCRETE, SECOND, ATARI, PYBULLET)
 SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
 NO_SCHEDULE = {
     "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
+    "a2c": ["--no-anneal-lr"],
     "dqn": ["--exploration-steps", "2000", "--keep-replay"],
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance",
+    "a2c": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
+    "losses/explained_variance",
     "dqn": "charts/epsilon losses/td_loss losses/q_values",
 }
 
