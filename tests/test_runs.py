@@ -50,7 +50,7 @@ PYBULLET = {
     "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
     "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split(),
     "a2c": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
-    "--num-steps 8 --norm-obs --norm-reward --eval-episodes 1".split(),
+    "--num-steps 8 --norm-obs --norm-reward --eval-episodes 1 --log-frequency 256".split(),
 }
 KINDS = (DISCRETE, SECOND, ATARI, PYBULLET)
 SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
