@@ -27,10 +27,8 @@ def test_a_time_limit_is_no_end(tmp_path):
     assert agent.value(torch.ones(1, 1)).item() == pytest.approx(1 / (1 - 0.9), rel=0.02)
 
 
-@pytest.mark.parametrize("optimizer", ["rmsprop_tf", "rmsprop", "adam"])
-def test_a_termination_is_an_end(tmp_path, optimizer):
-    settings = dict(CLOCK, optimizer=optimizer)
-    agent = train(tmp_path, env_id="environments:EndingClock-v0", **settings)
+def test_a_termination_is_an_end(tmp_path):
+    agent = train(tmp_path, env_id="environments:EndingClock-v0", **CLOCK)
     values = agent.value(torch.arange(5)[:, None] / 5).tolist()
     expected = [sum(0.9**k for k in range(5 - time)) for time in range(5)]
     assert values == pytest.approx(expected, abs=0.15)
@@ -44,11 +42,19 @@ def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
     np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.04)
 
 
-def test_the_curves_and_the_learning_rate(tmp_path, monkeypatch):
+OPTIMIZERS = {
+    "rmsprop_tf": a2c.RMSpropTF,
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.Adam,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_curves_the_optimizer_and_its_learning_rate(tmp_path, monkeypatch, name):
     rates, losses, points, update = [], [], [], a2c.update
 
     def spy(agent, optimizer, batch, args):
-        assert isinstance(optimizer, torch.optim.Adam)
+        assert type(optimizer) is OPTIMIZERS[name] and optimizer.defaults["eps"] == 1e-5
         rates.append(optimizer.param_groups[0]["lr"])
         losses.append(update(agent, optimizer, batch, args))
         return losses[-1]
@@ -56,7 +62,7 @@ def test_the_curves_and_the_learning_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(a2c, "update", spy)
     schedule = dict(learning_rate=8e-3, final_learning_rate=4e-3, anneal_steps=200)
     sizes = dict(num_envs=8, num_steps=5, total_timesteps=400, log_frequency=80)
-    run = a2c.Run(a2c.RunArgs(runs_dir=str(tmp_path), optimizer="adam", **schedule, **sizes))
+    run = a2c.Run(a2c.RunArgs(runs_dir=str(tmp_path), optimizer=name, **schedule, **sizes))
     end_iteration = run.end_iteration
     run.end_iteration = lambda scalars: (points.append(scalars), end_iteration(scalars))[1]
     a2c.train(run.args, run)
