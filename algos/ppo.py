@@ -99,8 +99,12 @@ class Args:
     """Divides rewards by the running standard deviation of the discounted return."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
+    network: Literal["nature", "rllib"] = "nature"
+    """Convolutions for images: the Nature DQN's, or RLlib's 16-32-256 for 84 x 84 pixels."""
+    share_trunk: Literal["auto", "yes", "no"] = "auto"
+    """Policy and value share all but their last layers; auto: for images yes, for vectors no."""
     hidden_size: int = 64
-    """Width of both hidden layers of the policy's and of the value's network, for vectors."""
+    """Width of both hidden layers of a network for vectors."""
     activation: Literal["tanh", "relu"] = "tanh"
     """What follows those hidden layers."""
     log_std_init: float = 0.0
@@ -170,13 +174,12 @@ def initialise(layer, gain: float):
     return layer
 
 
-def mlp(num_inputs: int, hidden_size: int, num_outputs: int, activation: str, last_gain: float):
+def hidden_layers(num_inputs: int, hidden_size: int, activation: str):
     return nn.Sequential(
         initialise(nn.Linear(num_inputs, hidden_size), math.sqrt(2)),
         ACTIVATIONS[activation](),
         initialise(nn.Linear(hidden_size, hidden_size), math.sqrt(2)),
         ACTIVATIONS[activation](),
-        initialise(nn.Linear(hidden_size, num_outputs), last_gain),
     )
 
 
@@ -199,29 +202,69 @@ def nature_cnn(image_shape: tuple):
     return nn.Sequential(*convolutions, linear, nn.ReLU(inplace=True))
 
 
+def rllib_cnn(image_shape: tuple):
+    """Image to 256 features: the convolutions of RLlib's rllib/models/torch/visionnet.py."""
+    channels, height, width = image_shape
+    if (height, width) != (84, 84):  # what the convolutions leave exactly one pixel of
+        raise UserError(f"network=rllib takes images of 84 x 84 pixels, not {height} x {width}")
+    return nn.Sequential(
+        initialise(nn.Conv2d(channels, 16, 8, stride=4, padding=2), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        nn.ZeroPad2d((1, 2, 1, 2)),  # of 21 to 24 pixels as TensorFlow's "same" has it
+        initialise(nn.Conv2d(16, 32, 4, stride=2), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        initialise(nn.Conv2d(32, 256, 11), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+    )
+
+
+def convolutional_head(num_features: int, num_outputs: int, gain: float):
+    """A linear layer as RLlib writes its policy's last one: a 1 x 1 convolution of one pixel."""
+    convolution = initialise(nn.Conv2d(num_features, num_outputs, 1), gain)
+    return nn.Sequential(nn.Unflatten(1, (num_features, 1, 1)), convolution, nn.Flatten())
+
+
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
-    Vectors: two networks of two hidden layers. Images: one trunk of convolutions with two heads.
+    Vectors go through two hidden layers, images through convolutions: one such trunk with a layer
+    on top for each of the two, or without a shared trunk two whole networks, `actor` and `critic`.
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
     deviation does not depend on the observation. In each dimension its origin is the middle between
     the bounds and its unit half their distance; where a bound is infinite, 0 and 1.
     """
 
     def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
-                 hidden_size=64, activation="tanh", log_std_init=0.0, norm_obs=False,
-                 norm_reward=False):  # fmt: skip
+                 network="nature", share_trunk="auto", hidden_size=64, activation="tanh",
+                 log_std_init=0.0, norm_obs=False, norm_reward=False):  # fmt: skip
         super().__init__()
         self.discrete, self.sees_images = num_actions is not None, len(obs_shape) == 3
         action_dim = num_actions if self.discrete else len(action_low)
-        # the small gain makes the first policy nearly uniform, whatever the observation
-        if self.sees_images:
-            self.trunk = nature_cnn(obs_shape)
-            self.actor = initialise(nn.Linear(512, action_dim), 0.01)
-            self.critic = initialise(nn.Linear(512, 1), 1.0)
+        convolutional = self.sees_images and network == "rllib"
+        num_features = hidden_size if not self.sees_images else 256 if convolutional else 512
+
+        def trunk():
+            if not self.sees_images:
+                return hidden_layers(*obs_shape, hidden_size, activation)
+            return rllib_cnn(obs_shape) if convolutional else nature_cnn(obs_shape)
+
+        def actor_head():
+            # the small gain makes the first policy nearly uniform, whatever the observation
+            if convolutional:
+                return convolutional_head(num_features, action_dim, 0.01)
+            return initialise(nn.Linear(num_features, action_dim), 0.01)
+
+        def critic_head():
+            return initialise(nn.Linear(num_features, 1), 1.0)
+
+        if share_trunk == "yes" or (share_trunk == "auto" and self.sees_images):
+            self.trunk = trunk()
+            self.actor, self.critic = actor_head(), critic_head()
         else:
-            self.actor = mlp(*obs_shape, hidden_size, action_dim, activation, last_gain=0.01)
-            self.critic = mlp(*obs_shape, hidden_size, 1, activation, last_gain=1.0)
+            self.trunk = nn.Identity()
+            self.actor = nn.Sequential(*trunk(), actor_head())
+            self.critic = nn.Sequential(*trunk(), critic_head())
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
             self.low, self.high = low, high = np.float32(action_low), np.float32(action_high)
@@ -234,14 +277,15 @@ class Agent(nn.Module):
         self.obs_moments = RunningMoments(obs_shape) if norm_obs else None
         self.return_moments = RunningMoments(()) if norm_reward else None
 
-    def features(self, obs):  # (batch, *obs_shape) -> (batch, num_features) float32
+    def features(self, obs):  # (batch, *obs_shape) -> what actor and critic take, float32
         if self.sees_images:
             # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
-            obs = obs.to(torch.float32, memory_format=torch.channels_last)
-            return self.trunk(obs.div_(255))
-        if self.obs_moments is None:
-            return obs.float()
-        return ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
+            obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
+        elif self.obs_moments is None:
+            obs = obs.float()
+        else:
+            obs = ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
+        return self.trunk(obs)
 
     def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
         return self.actor(self.features(obs))
@@ -537,6 +581,8 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
 def make_agent(args, obs_space, action_space):
     """The network for these spaces, or a UserError that says why there is none."""
     settings = {
+        "network": args.network,
+        "share_trunk": args.share_trunk,
         "hidden_size": args.hidden_size,
         "activation": args.activation,
         "log_std_init": args.log_std_init,
@@ -545,6 +591,8 @@ def make_agent(args, obs_space, action_space):
     }
     if args.norm_obs and len(obs_space.shape) == 3:
         raise UserError("norm_obs is for vectors; images are divided by 255")
+    if args.network != "nature" and len(obs_space.shape) != 3:
+        raise UserError(f"network={args.network} is for images; vectors go through hidden layers")
     if isinstance(action_space, gym.spaces.Discrete):
         return Agent(obs_space.shape, num_actions=int(action_space.n), **settings)
     if isinstance(action_space, gym.spaces.Box):

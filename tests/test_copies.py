@@ -36,6 +36,11 @@ def test_scripts_agree_where_they_are_copies(first, second):
         assert functions_1[name] == functions_2[name], name
 
 
+def test_a2c_and_ppo_have_the_same_agent():
+    agents = [definitions(floors(name)[0])["Agent"] for name in ("a2c", "ppo")]
+    assert agents[0] == agents[1]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_plumbing_knows_no_algorithm(name):
     upper, plumbing = floors(name)

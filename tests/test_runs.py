@@ -19,9 +19,10 @@ import pytest
 from conftest import ROOT, SCRIPTS, only_run, scalars
 
 # Short runs that still update, by script. The replay buffers wrap in all of them.
-STEPS = {"ppo": 6144, "dqn": 6144, "td3": 2048}  # td3 has an update to every step
+STEPS = {"ppo": 6144, "a2c": 6144, "dqn": 6144, "td3": 2048}  # td3 has an update to every step
 SHORT = {
     "ppo": "--total-timesteps 6144 --checkpoint-frequency 1024".split(),
+    "a2c": "--total-timesteps 6144 --checkpoint-frequency 1024 --num-steps 8".split(),
     "td3": "--total-timesteps 2048 --checkpoint-frequency 512 --env-id Pendulum-v1 "
     "--learning-starts 200 --buffer-size 700 --batch-size 16 --hidden-sizes 16 16 "
     "--log-frequency 100".split(),
@@ -31,6 +32,8 @@ SHORT = {
 SECOND = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
     "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split(),
+    "a2c": "--env-id Pendulum-v1 --total-timesteps 6144 --checkpoint-frequency 1024 "
+    "--num-steps 8 --norm-obs --norm-reward --optimizer adam --share-trunk yes".split(),
     "td3": "--env-id LunarLanderContinuous-v3 --total-timesteps 2048 --checkpoint-frequency 512 "
     "--learning-starts 200 --buffer-size 700 --batch-size 16 --hidden-sizes 16 16 --num-envs 2 "
     "--policy-frequency 3 --log-frequency 100".split(),
@@ -42,6 +45,9 @@ ATARI = {
     "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
     "--num-envs 2 --num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward "
     "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
+    "a2c": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
+    "--num-envs 2 --num-steps 16 --num-microbatches 2 --network rllib --episodic-life "
+    "--clip-reward --eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
     "dqn": "--env-id ALE/Breakout-v5 --total-timesteps 1024 --checkpoint-frequency 256 "
     "--num-envs 2 --train-frequency 32 --gradient-steps 1 --learning-starts 200 "
     "--buffer-size 300 --n-step 3 --episodic-life --clip-reward --eval-epsilon 1 "
@@ -50,6 +56,8 @@ ATARI = {
 PYBULLET = {
     "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
     "--norm-obs --norm-reward --num-minibatches 2 --eval-episodes 1".split(),
+    "a2c": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
+    "--num-steps 8 --norm-obs --norm-reward --eval-episodes 1 --log-frequency 256".split(),
     "td3": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 1024 --checkpoint-frequency 256 "
     "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
     "--eval-episodes 1 --log-frequency 64".split(),
@@ -58,12 +66,15 @@ KINDS = (SHORT, SECOND, ATARI, PYBULLET)
 SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
 NO_SCHEDULE = {
     "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
+    "a2c": ["--no-anneal-lr"],
     "dqn": ["--exploration-steps", "2000", "--keep-replay"],
     "td3": ["--keep-replay"],
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance",
+    "a2c": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
+    "losses/explained_variance",
     "dqn": "charts/epsilon charts/learning_rate losses/td_loss losses/q_values",
     "td3": "losses/qf1_loss losses/qf2_loss losses/qf1_values losses/actor_loss",
 }

@@ -1,0 +1,1479 @@
+"""Advantage actor-critic (A2C): one policy gradient step on each short rollout, with a learned
+value as the baseline. It is PPO with one epoch, one minibatch and so nothing to clip.
+
+Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
+Run       python algos/a2c.py                                         CartPole-v1
+          python algos/a2c.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
+
+Expect    the default settings: a greedy return of 500 on CartPole-v1.
+
+Deliberate differences from the papers:
+- A3C's actors act at once, and one update learns from all of them;
+- advantages by GAE: with gae_lambda 1 they are the n-step returns of A3C, less the value;
+- the value loss is half the mean squared error, so that vf_coef means what it means in ppo.py; the
+  coefficient of those who take the whole of it is to be doubled here;
+- weights start orthogonal, the policy's last layer a hundred times smaller than the others;
+- an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import ctypes.util
+import hashlib
+import importlib
+import json
+import math
+import os
+import pickle
+import platform
+import re
+import signal
+import sys
+import time
+import tomllib
+import zipfile
+import zlib
+from collections import deque
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import nn
+
+ALGO = "a2c"
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+@dataclass
+class Args:
+    env_id: str = "CartPole-v1"
+    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
+    seed: int = 1
+    """Rules the whole run: same machine, same command, same seed, same weights."""
+    total_timesteps: int = 200_000
+    """Training budget, summed over all environments [steps]."""
+    num_envs: int = 8
+    """Environments stepped side by side."""
+    num_steps: int = 5
+    """Length of a rollout in each environment [steps]."""
+    optimizer: Literal["rmsprop_tf", "rmsprop", "adam"] = "rmsprop_tf"
+    """RMSprop as TensorFlow has it (see RMSpropTF) or as torch has it, or Adam."""
+    learning_rate: float = 2e-3
+    """The optimizer's step size, at the start."""
+    anneal_lr: bool = True
+    """Lowers the learning rate linearly to final_learning_rate."""
+    final_learning_rate: float = 0.0
+    """Where the learning rate ends."""
+    anneal_steps: int | None = None
+    """Length of this linear schedule [steps]; None: total_timesteps."""
+    gamma: float = 0.98
+    """Discount factor."""
+    gae_lambda: float = 1.0
+    """Weight of longer returns in the advantage: 0 is one-step TD, 1 the longest a rollout has."""
+    num_microbatches: int = 1
+    """Parts in which an update's gradient is summed up: the same step in less memory."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: float = 1.0
+    """Weight of the value loss, which is half the mean squared error."""
+    max_grad_norm: float = 0.5
+    """Longest gradient, over all parameters together."""
+    norm_obs: bool = False
+    """Normalises observations by the running mean and variance of those acted on."""
+    norm_reward: bool = False
+    """Divides rewards by the running standard deviation of the discounted return."""
+    clip_reward: bool = False
+    """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
+    network: Literal["nature", "rllib"] = "nature"
+    """Convolutions for images: the Nature DQN's, or RLlib's 16-32-256 for 84 x 84 pixels."""
+    share_trunk: Literal["auto", "yes", "no"] = "auto"
+    """Policy and value share all but their last layers; auto: for images yes, for vectors no."""
+    hidden_size: int = 64
+    """Width of both hidden layers of a network for vectors."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What follows those hidden layers."""
+    log_std_init: float = 0.0
+    """Continuous actions: logarithm of the standard deviation at the start [half the range]."""
+    checkpoint_frequency: int = 100_000
+    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
+
+    def __post_init__(self):
+        at_least_1 = "total_timesteps num_envs num_steps anneal_steps num_microbatches"
+        at_least_0 = "seed learning_rate final_learning_rate ent_coef vf_coef"
+        require_range(self, at_least_1 + " hidden_size checkpoint_frequency", low=1)
+        require_range(self, at_least_0 + " max_grad_norm", low=0)
+        require_range(self, "gamma gae_lambda", low=0, high=1)
+        total, size, parts = self.total_timesteps, self.batch_size, self.num_microbatches
+        if total % self.num_envs:
+            raise UserError(f"total_timesteps={total} does not divide by num_envs={self.num_envs}")
+        if size % parts:
+            raise UserError(
+                f"a rollout of num_envs * num_steps = {size} steps does not split into "
+                f"num_microbatches={parts} of equal size"
+            )
+
+    @property
+    def batch_size(self) -> int:  # properties, so that no flag can contradict them
+        return self.num_envs * self.num_steps
+
+    @property
+    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+        return self.batch_size
+
+    @property
+    def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
+        return self.anneal_steps is None and self.anneal_lr
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was seen. Buffers, so they travel with the weights."""
+
+    def __init__(self, shape: tuple):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def update(self, x):
+        """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
+        x = np.asarray(x, np.float64)
+        mean, var, count = (t.cpu().double().numpy() for t in (self.mean, self.var, self.count))
+        delta, total = x.mean(axis=0) - mean, count + len(x)
+        squares = count * var + len(x) * x.var(axis=0) + delta**2 * count * len(x) / total
+        self.mean.copy_(torch.as_tensor(mean + delta * len(x) / total))
+        self.var.copy_(torch.as_tensor(squares / total))
+        self.count += len(x)
+
+    def std(self):
+        return torch.sqrt(self.var + 1e-8)
+
+
+def initialise(layer, gain: float):
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hidden_layers(num_inputs: int, hidden_size: int, activation: str):
+    return nn.Sequential(
+        initialise(nn.Linear(num_inputs, hidden_size), math.sqrt(2)),
+        ACTIVATIONS[activation](),
+        initialise(nn.Linear(hidden_size, hidden_size), math.sqrt(2)),
+        ACTIVATIONS[activation](),
+    )
+
+
+def nature_cnn(image_shape: tuple):
+    """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
+    channels, height, width = image_shape
+    if min(height, width) < 36:  # what the convolutions leave at least one pixel of
+        raise UserError(f"images must be 36 x 36 pixels or larger, not {height} x {width}")
+    convolutions = nn.Sequential(
+        initialise(nn.Conv2d(channels, 32, 8, stride=4), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        initialise(nn.Conv2d(32, 64, 4, stride=2), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        initialise(nn.Conv2d(64, 64, 3, stride=1), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+    )
+    num_features = convolutions(torch.zeros(1, *image_shape)).shape[1]
+    linear = initialise(nn.Linear(num_features, 512), math.sqrt(2))
+    return nn.Sequential(*convolutions, linear, nn.ReLU(inplace=True))
+
+
+def rllib_cnn(image_shape: tuple):
+    """Image to 256 features: the convolutions of RLlib's rllib/models/torch/visionnet.py."""
+    channels, height, width = image_shape
+    if (height, width) != (84, 84):  # what the convolutions leave exactly one pixel of
+        raise UserError(f"network=rllib takes images of 84 x 84 pixels, not {height} x {width}")
+    return nn.Sequential(
+        initialise(nn.Conv2d(channels, 16, 8, stride=4, padding=2), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        nn.ZeroPad2d((1, 2, 1, 2)),  # of 21 to 24 pixels as TensorFlow's "same" has it
+        initialise(nn.Conv2d(16, 32, 4, stride=2), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        initialise(nn.Conv2d(32, 256, 11), math.sqrt(2)),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+    )
+
+
+def convolutional_head(num_features: int, num_outputs: int, gain: float):
+    """A linear layer as RLlib writes its policy's last one: a 1 x 1 convolution of one pixel."""
+    convolution = initialise(nn.Conv2d(num_features, num_outputs, 1), gain)
+    return nn.Sequential(nn.Unflatten(1, (num_features, 1, 1)), convolution, nn.Flatten())
+
+
+class Agent(nn.Module):
+    """A stochastic policy and a state value, with the statistics that both need of their inputs.
+
+    Vectors go through two hidden layers, images through convolutions: one such trunk with a layer
+    on top for each of the two, or without a shared trunk two whole networks, `actor` and `critic`.
+    Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
+    deviation does not depend on the observation. In each dimension its origin is the middle between
+    the bounds and its unit half their distance; where a bound is infinite, 0 and 1.
+    """
+
+    def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
+                 network="nature", share_trunk="auto", hidden_size=64, activation="tanh",
+                 log_std_init=0.0, norm_obs=False, norm_reward=False):  # fmt: skip
+        super().__init__()
+        self.discrete, self.sees_images = num_actions is not None, len(obs_shape) == 3
+        action_dim = num_actions if self.discrete else len(action_low)
+        convolutional = self.sees_images and network == "rllib"
+        num_features = hidden_size if not self.sees_images else 256 if convolutional else 512
+
+        def trunk():
+            if not self.sees_images:
+                return hidden_layers(*obs_shape, hidden_size, activation)
+            return rllib_cnn(obs_shape) if convolutional else nature_cnn(obs_shape)
+
+        def actor_head():
+            # the small gain makes the first policy nearly uniform, whatever the observation
+            if convolutional:
+                return convolutional_head(num_features, action_dim, 0.01)
+            return initialise(nn.Linear(num_features, action_dim), 0.01)
+
+        def critic_head():
+            return initialise(nn.Linear(num_features, 1), 1.0)
+
+        if share_trunk == "yes" or (share_trunk == "auto" and self.sees_images):
+            self.trunk = trunk()
+            self.actor, self.critic = actor_head(), critic_head()
+        else:
+            self.trunk = nn.Identity()
+            self.actor = nn.Sequential(*trunk(), actor_head())
+            self.critic = nn.Sequential(*trunk(), critic_head())
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
+            self.low, self.high = low, high = np.float32(action_low), np.float32(action_high)
+            with np.errstate(all="ignore"):  # infinite bounds
+                bounded = np.isfinite(high - low)
+                self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
+                self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
+            self.register_buffer("action_low", torch.tensor(low))  # for whoever acts by weights.npz
+            self.register_buffer("action_high", torch.tensor(high))
+        self.obs_moments = RunningMoments(obs_shape) if norm_obs else None
+        self.return_moments = RunningMoments(()) if norm_reward else None
+
+    def features(self, obs):  # (batch, *obs_shape) -> what actor and critic take, float32
+        if self.sees_images:
+            # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
+            obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
+        elif self.obs_moments is None:
+            obs = obs.float()
+        else:
+            obs = ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
+        return self.trunk(obs)
+
+    def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
+        return self.actor(self.features(obs))
+
+    def value(self, obs):  # -> (batch,)
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    def forward(self, obs):  # -> what policy(obs) and value(obs) give
+        features = self.features(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def log_prob_and_entropy(self, policy, action):  # -> (batch,), (batch,)
+        if self.discrete:
+            return categorical_log_prob_and_entropy(policy, action)
+        return gaussian_log_prob_and_entropy(policy, self.log_std, action)
+
+    @torch.no_grad()
+    def act(self, obs, rng, greedy=False):
+        """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
+        policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if greedy:
+            return policy.argmax(axis=1) if self.discrete else policy
+        if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
+            return (policy + rng.gumbel(size=policy.shape)).argmax(axis=1)
+        std = self.log_std.exp().cpu().numpy()
+        return policy + std * rng.standard_normal(policy.shape, np.float32)
+
+    def to_env(self, action):
+        """What the environment gets for `action`. Log-probabilities are those of `action`."""
+        if self.discrete:
+            return action
+        return np.clip(self.action_middle + self.action_unit * action, self.low, self.high)
+
+    @property
+    def device(self):
+        return next(self.parameters()).device
+
+
+def flatten(module):
+    """Makes all parameters views of one vector, and their gradients views of its gradient.
+
+    Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
+    one for each parameter, and an update of two small networks a tenth less time.
+    """
+    parameters = list(module.parameters())
+    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    vector.grad = torch.zeros_like(vector)
+    sizes = [p.numel() for p in parameters]
+    views = zip(vector.data.split(sizes), vector.grad.split(sizes), strict=True)
+    for p, (data, grad) in zip(parameters, views, strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
+    return vector
+
+
+def clip_gradient(vector, max_norm: float):
+    """Shortens the gradient of a vector from `flatten` to `max_norm`, if it is longer.
+
+    torch's clip_grad_norm_ does the same and takes three times as long, which is a tenth of an
+    update of two small networks.
+    """
+    norm = torch.linalg.vector_norm(vector.grad)
+    vector.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+
+
+class RolloutBuffer:
+    """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
+
+    def __init__(self, num_steps, num_envs, obs_space, action_dim=None):  # None: discrete actions
+        self.obs = np.zeros((num_steps, num_envs, *obs_space.shape), obs_space.dtype)
+        if action_dim is None:
+            self.actions = np.zeros((num_steps, num_envs), np.int64)
+        else:
+            self.actions = np.zeros((num_steps, num_envs, action_dim), np.float32)
+        self.rewards = np.zeros((num_steps, num_envs), np.float32)
+        self.terminated = np.zeros((num_steps, num_envs), np.bool_)  # the task ended
+        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # a time limit cut it
+        self.clear()
+
+    def clear(self):
+        self.size = 0
+        self.final_obs = []  # true last observations of the ended episodes, in the order of `add`
+
+    def add(self, obs, actions, rewards, terminated, truncated, successors):
+        """One step of every environment; each argument starts with the axis (num_envs,)."""
+        t, ended = self.size, terminated | truncated
+        assert rewards.shape == ended.shape == self.rewards.shape[1:], (rewards.shape, ended.shape)
+        assert obs.shape == successors.shape == self.obs.shape[1:], (obs.shape, successors.shape)
+        assert actions.shape == self.actions.shape[1:], actions.shape
+        self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
+        self.terminated[t], self.truncated[t] = terminated, truncated
+        if ended.any():
+            self.final_obs.append(successors[ended])
+        self.last_successors = successors
+        self.size += 1
+
+
+def linear_schedule(start: float, end: float, duration: int, step: int) -> float:
+    """From `start` at step 0 on a straight line to `end` at step `duration`, constant after it."""
+    return start + (end - start) * min(step / duration, 1.0)
+
+
+def categorical_log_prob_and_entropy(logits, action):
+    """log pi(a) and entropy [nats] of a softmax.
+
+    logits (batch, num_actions), action (batch,) -> (batch,), (batch,).
+    """
+    assert logits.ndim == 2 and action.shape == logits.shape[:1], (logits.shape, action.shape)
+    log_probs = torch.log_softmax(logits, dim=1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=1)
+    return log_probs.gather(1, action[:, None]).squeeze(1), entropy
+
+
+def gaussian_log_prob_and_entropy(mean, log_std, action):
+    """log pi(a) and entropy [nats] of independent Gaussians, summed over the action's dimensions.
+
+    mean, action (batch, action_dim); log_std (action_dim,) -> (batch,), (batch,).
+    """
+    assert mean.shape == action.shape and log_std.shape == mean.shape[1:], (
+        mean.shape,
+        action.shape,
+    )
+    z = (action - mean) / log_std.exp()
+    log_prob = (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=1)
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    return log_prob, entropy.expand(len(mean))
+
+
+def next_values(values, last_values, ended, final_values):
+    """V of every step's true successor, where `values` holds V of the observations acted on.
+
+    values, ended  (steps, envs)  V(s_t); bool: the episode ended with this step
+    last_values    (envs,)        V of the last step's successors
+    final_values   (ended.sum(),) V of the last observation of each ended episode, by step, then env
+    Returns (steps, envs). Raises ValueError when the shapes differ.
+    """
+    if values.shape != ended.shape or final_values.shape != (ended.sum(),):
+        raise ValueError(f"{values.shape}, {ended.shape}, {final_values.shape} do not go together")
+    result = np.concatenate([values[1:], last_values[None]])
+    result[ended] = final_values
+    return result
+
+
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimates; eq. 16 of arXiv 1506.02438, cut where episodes end.
+
+    rewards, values        (steps, envs)  r_t in reward units; V(s_t) in units of return
+    next_values            (steps, envs)  V of the true successor of s_t, before any reset
+    terminated, truncated  (steps, envs)  bool: the task ended; a time limit cut it, and V counts
+    gamma, gae_lambda      in [0, 1]
+    Returns the advantages, (steps, envs), in units of return. Raises ValueError when shapes differ.
+    """
+    shapes = {x.shape for x in (rewards, values, next_values, terminated, truncated)}
+    if len(shapes) > 1:
+        raise ValueError(f"all arrays must be (steps, envs), got {shapes}")
+    deltas = rewards + gamma * next_values * ~terminated - values
+    decays = gamma * gae_lambda * ~(terminated | truncated)
+    advantages, running = np.zeros_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
+        running = deltas[t] + decays[t] * running
+        advantages[t] = running
+    return advantages
+
+
+def discounted_returns(rewards, ended, gamma, running):
+    """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards.
+
+    rewards, ended (steps, envs); running (envs,) is the sum before the first step.
+    Returns the sums (steps, envs), and the one to go on from: 0 where an episode just ended.
+    """
+    sums = np.zeros(rewards.shape)
+    for t in range(len(rewards)):
+        sums[t] = gamma * running + rewards[t]
+        running = sums[t] * ~ended[t]
+    return sums, running
+
+
+def explained_variance(values, returns) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one."""
+    return float(1 - np.var(returns - values) / max(np.var(returns), 1e-8))
+
+
+def policy_gradient_loss(log_probs, advantages):
+    """The negated objective whose gradient is that of section 4.3 of arXiv 1602.01783, without the
+    entropy: (batch,), (batch,) -> scalar.
+    """
+    assert log_probs.shape == advantages.shape and advantages.ndim == 1, (
+        log_probs.shape,
+        advantages.shape,
+    )
+    return -(log_probs * advantages).mean()
+
+
+def squared_error_loss(values, returns):
+    """Half the mean squared error: (batch,), (batch,) -> scalar."""
+    assert values.shape == returns.shape and values.ndim == 1, (values.shape, returns.shape)
+    return 0.5 * F.mse_loss(values, returns)
+
+
+class RMSpropTF(torch.optim.Optimizer):
+    """RMSprop in TensorFlow's manner, with which A2C's results on Atari were published.
+
+    s <- alpha s + (1 - alpha) g^2, from s = 1;  p <- p - lr g / sqrt(s + eps).
+    torch's own starts from s = 0 and divides by sqrt(s) + eps. So its first step moves every
+    parameter by 10 lr (alpha 0.99), however small the gradient, and with eps 1e-5 it takes whole
+    steps for all gradients above 1e-5, where this one takes small ones for those below 3e-3.
+    """
+
+    def __init__(self, parameters, lr, alpha, eps):
+        super().__init__(parameters, {"lr": lr, "alpha": alpha, "eps": eps})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["square_avg"] = torch.ones_like(p)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                square_avg = self.state[p]["square_avg"]
+                square_avg.mul_(group["alpha"]).addcmul_(p.grad, p.grad, value=1 - group["alpha"])
+                p.addcdiv_(p.grad, (square_avg + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+@torch.no_grad()
+def make_batch(agent, buffer, args, running_returns):
+    """The rollout as tensors with a common first axis, and the running returns to go on from.
+
+    Values and log-probabilities are computed here, in one pass and by the weights that acted.
+    """
+    n, device = buffer.size, agent.device
+    obs, actions, rewards = buffer.obs[:n], buffer.actions[:n], buffer.rewards[:n]
+    terminated, truncated = buffer.terminated[:n], buffer.truncated[:n]
+    ended = terminated | truncated
+    batch = {
+        "obs": torch.as_tensor(obs.reshape(-1, *obs.shape[2:]), device=device),
+        "actions": torch.as_tensor(actions.reshape(-1, *actions.shape[2:]), device=device),
+    }
+    if agent.sees_images:  # once here, not in every minibatch
+        batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
+    policy, batch["values"] = agent(batch["obs"])
+    batch["log_probs"], _ = agent.log_prob_and_entropy(policy, batch["actions"])
+
+    if args.norm_reward:
+        sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
+        agent.return_moments.update(sums.reshape(-1))
+        rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
+    bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
+    bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
+    final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
+    values = batch["values"].cpu().numpy().reshape(rewards.shape)
+    successor_values = next_values(values, last_values, ended, final_values)
+    advantages = gae(
+        rewards, values, successor_values, terminated, truncated, args.gamma, args.gae_lambda
+    )
+    batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
+    batch["returns"] = batch["advantages"] + batch["values"]
+    return batch, running_returns
+
+
+def update(agent, optimizer, batch, args):
+    """One gradient step on one rollout. Returns policy loss, value loss and entropy, (3,).
+
+    The microbatches' gradients add up to that of the whole rollout. `log_probs`, which the ratio of
+    ppo.py needs, is not read: there is no older policy here.
+    """
+    batch_size = len(batch["obs"])
+    micro_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
+    (vector,), losses = optimizer.param_groups[0]["params"], 0  # all parameters: see flatten
+    vector.grad.zero_()
+    for start in range(0, batch_size, micro_size):
+        micro = {name: tensor[start : start + micro_size] for name, tensor in batch.items()}
+        policy, values = agent(micro["obs"])
+        log_probs, entropies = agent.log_prob_and_entropy(policy, micro["actions"])
+        entropy = entropies.mean()
+        pi_loss = policy_gradient_loss(log_probs, micro["advantages"])
+        v_loss = squared_error_loss(values, micro["returns"])
+        loss = pi_loss + args.vf_coef * v_loss
+        if args.ent_coef > 0:  # else its backward pass would be for nothing
+            loss = loss - args.ent_coef * entropy
+
+        share = len(values) / batch_size
+        (share * loss).backward()
+        losses += share * torch.stack([pi_loss.detach(), v_loss.detach(), entropy.detach()])
+    clip_gradient(vector, args.max_grad_norm)
+    optimizer.step()
+    return losses
+
+
+def make_agent(args, obs_space, action_space):
+    """The network for these spaces, or a UserError that says why there is none."""
+    settings = {
+        "network": args.network,
+        "share_trunk": args.share_trunk,
+        "hidden_size": args.hidden_size,
+        "activation": args.activation,
+        "log_std_init": args.log_std_init,
+        "norm_obs": args.norm_obs,
+        "norm_reward": args.norm_reward,
+    }
+    if args.norm_obs and len(obs_space.shape) == 3:
+        raise UserError("norm_obs is for vectors; images are divided by 255")
+    if args.network != "nature" and len(obs_space.shape) != 3:
+        raise UserError(f"network={args.network} is for images; vectors go through hidden layers")
+    if isinstance(action_space, gym.spaces.Discrete):
+        return Agent(obs_space.shape, num_actions=int(action_space.n), **settings)
+    if isinstance(action_space, gym.spaces.Box):
+        low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+        return Agent(obs_space.shape, action_low=low, action_high=high, **settings)
+    raise UserError(f"a2c takes Discrete and Box action spaces, not {action_space}")
+
+
+def evaluation_action(agent, obs, rng, args):
+    greedy = not args.env_id.startswith(
+        "ALE/"
+    )  # in an Atari game a greedy agent can stall for ever
+    return agent.to_env(agent.act(obs, rng, greedy))
+
+
+def train(args: Args, run: "Run"):
+    rng = np.random.default_rng(args.seed)
+    agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
+    vector = flatten(agent)
+    # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0
+    if args.optimizer == "adam":
+        optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=1e-5, fused=True)
+    else:
+        rmsprop = RMSpropTF if args.optimizer == "rmsprop_tf" else torch.optim.RMSprop
+        optimizer = rmsprop([vector], lr=args.learning_rate, alpha=0.99, eps=1e-5)
+    action_dim = None if agent.discrete else len(agent.log_std)
+    buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
+    running_returns, losses = np.zeros(args.num_envs), []
+    schedule_steps = args.anneal_steps or args.total_timesteps
+    final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate
+
+    step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
+    while step < args.total_timesteps:
+        learning_rate = linear_schedule(
+            args.learning_rate, final_learning_rate, schedule_steps, step
+        )
+        optimizer.param_groups[0]["lr"] = learning_rate
+
+        buffer.clear()
+        steps_left = (args.total_timesteps - step) // args.num_envs
+        for _ in range(min(args.num_steps, steps_left)):
+            actions = agent.act(obs, rng)
+            next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
+            if args.clip_reward:
+                rewards = np.sign(rewards)
+            buffer.add(obs, actions, rewards, terminated, truncated, successors)
+            obs = next_obs
+
+        batch, running_returns = make_batch(agent, buffer, args, running_returns)
+        losses.append(update(agent, optimizer, batch, args))
+        if args.norm_obs:  # after the update, so that acting and learning saw the same statistics
+            agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
+        scalars = {"charts/learning_rate": learning_rate}
+        if run.logs_now():
+            policy_loss, value_loss, entropy = torch.stack(losses).mean(dim=0).tolist()
+            values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
+            scalars |= {
+                "losses/policy_loss": policy_loss,
+                "losses/value_loss": value_loss,
+                "losses/entropy": entropy,
+                "losses/explained_variance": explained_variance(values, returns),
+            }
+            losses.clear()
+        step = run.end_iteration(scalars)
+    return agent
+
+
+# --------------------------------------------------------------------------------------------------
+# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
+# collection. It uses ALGO, Args, make_agent, evaluation_action and train from above, and gives to
+# them `run`, whose start, step and end_iteration are all that an algorithm knows of it.
+
+
+@dataclass
+class RunArgs(Args):
+    """What every script can do, whatever its algorithm."""
+
+    config: str | None = None
+    """Settings from a TOML file: FILE has a table named as the script, or FILE:TABLE names one."""
+    resume: str | None = None
+    """Goes on exactly where the last checkpoint of this run folder stands."""
+    evaluate: str | None = None
+    """Plays episodes with the trained agent of this run folder, and trains nothing."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation, one in each of as many environments."""
+    eval_frequency: int = 0
+    """Steps between evaluations during training; 0: only at the end."""
+    log_frequency: int = 500
+    """Steps between points of the curves, at least; returns are the mean since the last point."""
+    capture_video: bool = False
+    """Films the first episode of each evaluation, into the run folder."""
+    episodic_life: bool = False
+    """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
+    sticky_actions: float = 0.0
+    """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
+    keep_replay: bool = False
+    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged."""
+    init_weights: str | None = None
+    """Starts from the weights in this .npz file, matched by name."""
+    save_init: str | None = None
+    """Writes the weights that training starts from to this .npz file."""
+    device: str = "auto"
+    """cpu, cuda, mps; auto: a GPU for images, the CPU for vectors, where it is faster."""
+    torch_threads: int = 0
+    """CPU threads of torch and of Atari; 0: for images all, for vectors one, which is faster."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_range(self, "eval_episodes log_frequency", low=1)
+        require_range(self, "eval_frequency torch_threads", low=0)
+        require_range(self, "sticky_actions", low=0, high=1)
+        if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
+            raise UserError("episodic_life and sticky_actions are for Atari games, ALE/...-v5")
+        if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
+            raise UserError("config, resume and evaluate exclude each other")
+
+
+NOT_OF_A_RUN = ("config", "resume", "evaluate")  # flags that say what to do, not how to train
+
+# flags of CleanRL without a meaning here, and what to use instead
+CLEANRL_FLAGS = {
+    "--track": "scalars go to TensorBoard; `wandb sync --tensorboard` takes a run folder",
+    "--cuda": "use --device cuda or --device cpu",
+    "--torch-deterministic": "runs always repeat exactly",
+    "--exp-name": "the script's name is the algorithm's",
+    "--save-model": "the weights are always saved, as weights.npz",
+    "--num-iterations": "use --total-timesteps",
+    "--minibatch-size": "use --num-minibatches",
+} | dict.fromkeys(
+    ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
+    "nothing is uploaded; a run folder is all there is",
+)
+
+
+class UserError(Exception):
+    """Something the user can mend: ends the script with this one line and exit status 2."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on: ends the script with this one line and exit status 1."""
+
+
+def require_range(args, names: str, low, high=math.inf):
+    """Raises UserError for the first of the fields that lies outside; None lies nowhere."""
+    for name in names.split():
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise UserError(f"{name}={value} must be {limit}")
+
+
+def parse_args(argv: list[str]) -> RunArgs:
+    """The command line, over the config file or the arguments of a saved run: typed flags win."""
+    for flag in (text.split("=")[0].replace("_", "-") for text in argv):
+        if flag.replace("--no-", "--") in CLEANRL_FLAGS:
+            raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in NOT_OF_A_RUN:
+        early.add_argument(f"--{name}")
+    known, _ = early.parse_known_args(argv)
+    saved = RunArgs()
+    if known.config:
+        argv = config_flags(known.config) + argv  # the last of a repeated flag counts
+    elif folder := known.resume or known.evaluate:
+        saved = load_args(Path(folder))
+    args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
+    if args.resume:
+        for name in (f.name for f in fields(args) if f.name not in NOT_OF_A_RUN):
+            if name == "total_timesteps" and not saved.budget_is_fixed:
+                continue
+            if getattr(args, name) != getattr(saved, name):
+                kept = f"a resumed run keeps its {name}={getattr(saved, name)}"
+                if name == "total_timesteps":
+                    raise UserError(f"{kept}: a schedule ends with it")
+                raise UserError(f"{kept}: only total_timesteps can be another")
+        if args.total_timesteps < saved.total_timesteps:
+            raise UserError(f"total_timesteps can grow from {saved.total_timesteps}, not shrink")
+    return args
+
+
+def config_flags(config: str) -> list[str]:
+    """A table of a TOML file as command-line flags, so that tyro checks its names and types."""
+    path, _, table = config.rpartition(":")
+    if not path or "/" in table or "\\" in table:  # no table named; a colon may belong to the path
+        path, table = config, ALGO
+    try:
+        tables = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"--config {path}: {error}") from None
+    if not isinstance(tables.get(table), dict):
+        raise UserError(f"--config {path}: no table [{table}], only {', '.join(tables) or 'none'}")
+    flags = []
+    for name, value in tables[table].items():
+        if name not in {f.name for f in fields(RunArgs)} - set(NOT_OF_A_RUN):
+            raise UserError(
+                f"--config {path}: [{table}] names {name}, which is no argument of {ALGO}"
+            )
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def load_args(folder: Path) -> RunArgs:
+    """The arguments of a saved run."""
+    try:
+        saved = json.loads((folder / "args.json").read_text())
+        if saved["algo"] != ALGO:
+            raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
+        lists = {name: v for name, v in saved["args"].items() if isinstance(v, list)}
+        return RunArgs(**saved["args"] | {name: tuple(v) for name, v in lists.items()})
+    except OSError:
+        raise UserError(f"{folder} is not a run folder: it has no args.json") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder}/args.json does not fit this script: {error}") from None
+
+
+def env_spec(env_id: str):
+    """gymnasium's entry for an id, after importing what registers it."""
+    module, _, name = env_id.rpartition(":")
+    if name.startswith("ALE/"):
+        module = "ale_py"
+    elif "BulletEnv-" in name and not module:
+        module = "pybullet_envs_gymnasium"
+        quiet_pybullet()
+    if module:
+        importlib.import_module(module)
+    spec = gym.spec(name)
+    if "mujoco" in str(spec.entry_point):
+        quiet_mujoco()
+    return spec
+
+
+def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
+    """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
+    try:
+        refuse_old_atari_id(args.env_id)
+        env_spec(args.env_id)
+        if args.env_id.startswith("ALE/"):
+            return make_atari(args, num_envs, training)
+        make = [lambda: make_env(args.env_id, **keywords)] * num_envs
+        return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    except (
+        ImportError
+    ) as error:  # gymnasium's DependencyNotInstalled is one, and has its own advice
+        advice = f"; pip install {error.name}" if error.name and ":" not in args.env_id else ""
+        raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
+    except (gym.error.Error, AttributeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"environment {args.env_id!r}: {text}") from None
+
+
+def make_env(env_id: str, **keywords):
+    """One environment whose observations are vectors or channel-first images of uint8."""
+    env = gym.make(env_id, **keywords)
+    space = env.observation_space
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        # (H, W) and (H, W, 1 or 3) become (1, H, W) and (1 or 3, H, W); (stack, H, W) stays
+        axis_last = len(space.shape) == 3 and space.shape[-1] in (1, 3)
+        shape = (space.shape[-1], *space.shape[:2]) if axis_last else (1, *space.shape)[-3:]
+        convert = (lambda x: np.moveaxis(x, -1, 0)) if axis_last else (lambda x: x.reshape(shape))
+        image_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        env = gym.wrappers.TransformObservation(env, convert, image_space)
+    elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+    if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
+        start, n = env.action_space.start, env.action_space.n
+        env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+    return env
+
+
+def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
+    """Atari games, preprocessed by ale_py as for the Nature DQN: up to 30 no-ops at the start, four
+    frames to an action, the maximum of the last two, grey, 84 x 84, four of them stacked.
+    """
+    envs = gym.make_vec(
+        args.env_id,
+        num_envs=num_envs,
+        vectorization_mode="vector_entry_point",
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+        num_threads=args.torch_threads,
+        repeat_action_probability=args.sticky_actions,
+        life_loss_info=args.episodic_life and training,
+        reward_clipping=False,
+        **picture,
+    )
+    return AtariEnvs(envs)
+
+
+class AtariEnvs(gym.vector.VectorWrapper):
+    """Says in info["_final_obs"] which games are over, as gymnasium's own vector environments do.
+
+    ale_py sets `terminated` at a lost life, too, where the game goes on and `final_obs` is stale.
+    """
+
+    def reset(self, *, seed):
+        obs, info = self.env.reset(seed=np.array(seed, np.int32))
+        self.frames = info["episode_frame_number"]
+        return obs, info
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
+        self.frames = info["episode_frame_number"]
+        return obs, rewards, terminated, truncated, {**info, "_final_obs": over}
+
+
+def refuse_old_atari_id(env_id: str):
+    """PongNoFrameskip-v4 and its like, games without the preprocessing that is built in here."""
+    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[04]", env_id)
+    with contextlib.suppress(ImportError):
+        if old and importlib.import_module("ale_py") and f"ALE/{old[1]}-v5" in gym.registry:
+            raise UserError(f"environment {env_id!r}: use ALE/{old[1]}-v5")
+
+
+def quiet_pybullet():
+    """PyBullet's C code greets on stdout and stderr. Python keeps its own ways there."""
+    if "pybullet" not in sys.modules:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pybullet")
+        os.dup2(stderr, 2)
+
+
+def quiet_mujoco():
+    """Keeps MuJoCo 4 from a MUJOCO_LOG.TXT about what is deprecated in gymnasium's models."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(
+        lambda text: None if "deprecated" in text else print(f"mujoco: {text}", file=sys.stderr)
+    )
+
+
+def as_obs(obs):
+    """Observations as the agent takes them: float32, or uint8 as they are."""
+    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+
+
+def env_seeds(num_envs: int, *entropy: int) -> list[int]:
+    """Independent seeds for environments; 31 bits, the most that all environments take."""
+    return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
+
+
+def evaluate(agent, args: RunArgs):
+    """Returns of one episode in each of `eval_episodes` environments with seeds of their own."""
+    envs = make_envs(args, args.eval_episodes, training=False)
+    obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+    rng = np.random.default_rng([args.seed, 1, 1])
+    returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+    while running.any():
+        actions = evaluation_action(agent, as_obs(obs), rng, args)
+        obs, rewards, terminated, truncated, _ = envs.step(actions.reshape(envs.action_space.shape))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+    envs.close()
+    return returns
+
+
+def film(agent, args: RunArgs, path: Path):
+    """One episode as an mp4. What this machine lacks for it is said in a line, and ends nothing."""
+    temporary = path.with_suffix(".part.mp4")
+    try:
+        import imageio
+
+        path.parent.mkdir(exist_ok=True)
+        envs = make_envs(args, 1, training=False, render_mode="rgb_array")
+        seeds = env_seeds(1, args.seed, 0, 1)
+        obs, _ = envs.reset(seed=seeds)
+        twin = None
+        if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
+            size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
+            twin = make_atari(args, 1, training=False, **size)
+            pictures, _ = twin.reset(seed=seeds)
+        fps = 15 if twin else envs.metadata.get("render_fps", 30)  # every fourth of a game's 60
+        rng, over = np.random.default_rng([args.seed, 1, 1]), False
+        with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
+            while not over:
+                video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
+                actions = evaluation_action(agent, as_obs(obs), rng, args)
+                actions = actions.reshape(envs.action_space.shape)
+                obs, _, terminated, truncated, _ = envs.step(actions)
+                if twin:
+                    pictures, *_ = twin.step(actions)
+                over = terminated[0] or truncated[0]
+        envs.close()
+        os.replace(temporary, path)
+        print(f"video        {path}")
+    except Exception as error:  # drawing fails in as many ways as there are drivers
+        temporary.unlink(missing_ok=True)
+        print(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
+
+
+def draw_without_display():
+    """Lets pygame and MuJoCo draw on a machine without a screen; both decide when imported."""
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if ctypes.util.find_library("EGL"):
+            os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def write_file(path: Path, write):
+    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict):
+    write_file(path, lambda file: file.write(json.dumps(content, indent=2).encode() + b"\n"))
+
+
+def to_arrays(agent) -> dict:
+    """The agent's state_dict as NumPy arrays: parameters, and the buffers that acting needs."""
+    return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
+
+
+def save_weights(agent, path: Path):
+    write_file(path, lambda file: np.savez(file, **to_arrays(agent)))
+
+
+def load_weights(agent, path: Path, only_learned: bool = False):
+    """Loads an .npz file by name; with `only_learned`, parameters and the statistics both have."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: torch.as_tensor(file[name]) for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} holds no weights: {error}") from None
+    wanted, parameters = agent.state_dict(), dict(agent.named_parameters())
+    missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
+    if only_learned:
+        missing = {name for name in missing if name in parameters}
+        unknown = {name for name in unknown if "_moments." not in name}
+        names = {name for name in names & arrays if name in parameters or "_moments." in name}
+    faults = [f"lacks {name}" for name in sorted(missing)]
+    faults += [f"has {name}, which the agent has not" for name in sorted(unknown)]
+    if faults:
+        raise UserError(f"{path} {'; '.join(faults)}")
+    for name in sorted(names):
+        if wanted[name].shape != arrays[name].shape:
+            shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
+            raise UserError(f"{path}: the shape of {name} is {shapes}")
+    agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
+
+
+def run_hash(agent) -> str:
+    """SHA-256 over the names and arrays of weights.npz."""
+    digest = hashlib.sha256()
+    for name, array in sorted(to_arrays(agent).items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Run:
+    """One training run: its environments, its folder, its curves and its checkpoints."""
+
+    def __init__(self, args: RunArgs):
+        self.args, self.step_count = args, 0
+        self.seconds_before, self.started = 0.0, time.perf_counter()
+        self.folder = Path(args.resume) if args.resume else None
+        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+        self.envs = make_envs(args, args.num_envs)
+        self.obs_space, self.action_space = agent_spaces(self.envs)
+        self.device = choose_device(args, self.obs_space)
+        torch.manual_seed(args.seed)
+        # a boundary always ends an iteration, so that no half-filled rollout must be saved
+        iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
+        self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
+        self.episode_returns = np.zeros(args.num_envs)
+        self.episode_lengths = np.zeros(args.num_envs)
+        self.finished = []  # (return, length) of the episodes since the last point of the curves
+        self.recent_returns = deque(maxlen=20)
+
+    def start(self, **parts):
+        """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator, and
+        replay buffers, which write files of their own.
+
+        Returns the step to go on from, 0 in a new run, and the first observations.
+        """
+        self.parts, agent = parts, parts["agent"]
+        if self.checkpoint:
+            self.restore()
+        else:
+            if self.args.init_weights:
+                load_weights(agent, Path(self.args.init_weights), only_learned=True)
+            if self.args.save_init:
+                save_weights(agent, Path(self.args.save_init))
+            self.folder = new_run_folder(self.args)
+        write_json(self.folder / "args.json", describe(self.args))
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = self.step_count + 1 if self.checkpoint else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not self.checkpoint:
+            self.write_header(agent)
+            self.save()
+        where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
+        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}")
+        self.first_step = self.last_step = self.step_count
+        self.started = time.perf_counter()
+        self.progress = Progress(self.args.total_timesteps, self.step_count)
+        return self.step_count, self.reset_envs()
+
+    def reset_envs(self):
+        seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
+        obs, _ = self.envs.reset(seed=seeds)
+        return as_obs(obs)
+
+    def step(self, actions):
+        """Steps every environment once.
+
+        actions (num_envs, ...). Returns next_obs, rewards, terminated, truncated and successors,
+        all with the first axis (num_envs,). Where an episode ended, next_obs is the first
+        observation of the next and successors the true last one; elsewhere the two are equal.
+        """
+        actions = actions.reshape(self.envs.action_space.shape)
+        next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        next_obs = successors = as_obs(next_obs)
+        self.step_count += self.args.num_envs
+        self.episode_returns += rewards
+        self.episode_lengths += 1
+        ended = info.get("_final_obs")  # of Atari's lives only the last one
+        if ended is not None and ended.any():
+            successors = next_obs.copy()
+            for i in np.flatnonzero(ended):
+                successors[i] = info["final_obs"][i]
+                self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
+                self.recent_returns.append(self.episode_returns[i])
+            self.episode_returns[ended] = self.episode_lengths[ended] = 0
+        if self.step_count % self.period == 0:
+            next_obs = self.cut_episodes()
+            truncated = ~terminated
+        return next_obs, rewards.astype(np.float32), terminated, truncated, successors
+
+    def cut_episodes(self):
+        """Begins every episode anew, in new environments with seeds that follow from the step.
+
+        So a run that is resumed here needs nothing of the environments that were.
+        """
+        self.envs.close()
+        self.envs = make_envs(self.args, self.args.num_envs)
+        self.episode_returns[:] = self.episode_lengths[:] = 0
+        return self.reset_envs()
+
+    def end_iteration(self, scalars: dict) -> int:
+        """Logs, evaluates and saves what is due. Returns the step."""
+        args, step, before = self.args, self.step_count, self.last_step
+        for name, value in scalars.items():
+            if not math.isfinite(value):
+                raise RunFailed(f"{name} is {value} at step {step}")
+        at_boundary, at_end = step % self.period == 0, step >= args.total_timesteps
+        if self.logs_now():
+            self.write_scalars(scalars)
+        every = args.eval_frequency
+        if every and step // every > before // every and not at_end:  # finish has its own
+            self.evaluate()
+        if at_boundary:
+            self.save()
+        self.progress.show(step, self.sps(), self.recent_returns)
+        self.last_step = step
+        return step
+
+    def logs_now(self) -> bool:
+        """Whether this iteration ends with a point of the curves."""
+        step, every = self.step_count, self.args.log_frequency
+        at_end = step >= self.args.total_timesteps
+        return step // every > self.last_step // every or step % self.period == 0 or at_end
+
+    def sps(self) -> float:
+        return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
+
+    def write_scalars(self, scalars: dict):
+        scalars = {**scalars, "charts/SPS": self.sps()}
+        if self.finished:
+            returns, lengths = np.mean(self.finished, axis=0)
+            scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+            self.finished.clear()
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.step_count)
+
+    def evaluate(self):
+        agent, args = self.parts["agent"], self.args
+        returns = evaluate(agent, args)
+        if args.capture_video:
+            film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
+        return returns
+
+    def write_header(self, agent):
+        """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = bool | int | float | str
+        values = {k: v if isinstance(v, plain) else str(v) for k, v in asdict(self.args).items()}
+        begin, session, _ = hparams({"algo": ALGO, **values}, {"eval/episodic_return": 0})
+        self.writer.file_writer.add_summary(begin)
+        self.writer.file_writer.add_summary(session)
+        rows = [
+            f"| {name} | {tuple(p.shape)} | {p.numel():,} |" for name, p in agent.named_parameters()
+        ]
+        rows.append(f"| all | | {sum(p.numel() for p in agent.parameters()):,} |")
+        table = "\n".join(["| parameter | shape | count |", "|---|---|---|", *rows])
+        self.writer.add_text("parameters", table)
+        self.writer.add_text("command", command_line())
+
+    def save(self):
+        """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
+        self.writer.flush()
+        event_files = {}
+        for path in self.folder.glob("events.out.tfevents.*"):
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            event_files[path.name] = path.stat().st_size
+        checkpoint = {
+            "step": self.step_count,
+            "seconds": self.seconds(),
+            "event_files": event_files,
+            "torch_rng": torch.get_rng_state(),
+            "parts": {name: self.state_of(part) for name, part in self.parts.items()},
+        }
+        save_weights(self.parts["agent"], self.folder / "weights.npz")
+        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        states = checkpoint["parts"].values()
+        needed = {name for state in states for name, _ in state.get("files", [])}
+        for path in self.folder.glob("replay-*.npz"):
+            if path.name not in needed:  # the buffer has overwritten all of it
+                path.unlink()
+
+    def state_of(self, part):
+        if isinstance(part, np.random.Generator):
+            return part.bit_generator.state
+        if hasattr(part, "save"):  # a replay buffer
+            return part.save(self.folder, self.step_count)
+        return part.state_dict()
+
+    def restore(self):
+        """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
+        try:
+            for name, part in self.parts.items():
+                state = self.checkpoint["parts"][name]
+                if isinstance(part, np.random.Generator):
+                    part.bit_generator.state = state
+                elif hasattr(part, "load"):
+                    part.load(self.folder, state)
+                else:
+                    part.load_state_dict(state)
+            torch.set_rng_state(self.checkpoint["torch_rng"])
+            self.step_count, self.seconds_before = (
+                self.checkpoint["step"],
+                self.checkpoint["seconds"],
+            )
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
+        except (KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            text = f"does not fit this script: {first_line(error)}"
+            raise UserError(f"{self.folder}/checkpoint.pt {text}") from None
+        for path in self.folder.glob("events.out.tfevents.*"):
+            size = self.checkpoint["event_files"].get(path.name)
+            if size is None:
+                path.unlink()
+            elif path.stat().st_size > size:
+                os.truncate(path, size)
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def finish(self):
+        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self.progress.close()
+        agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
+        save_weights(agent, self.folder / "weights.npz")
+        returns = self.evaluate()
+        self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
+        self.writer.close()
+        result = {
+            "env_id": args.env_id,
+            "algo": ALGO,
+            "seed": args.seed,
+            "steps": step,
+            "seconds": round(seconds, 2),
+            "sps": round(step / seconds),
+            "eval_return_mean": float(returns.mean()),
+            "eval_return_std": float(returns.std()),
+            "eval_episodes": len(returns),
+            "run_hash": run_hash(agent),
+        }
+        write_json(self.folder / "result.json", result)
+        if not args.keep_replay:
+            for path in self.folder.glob("replay-*.npz"):
+                path.unlink()
+        self.envs.close()
+        print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
+        print_result(self.folder, returns, result["run_hash"])
+
+
+class Progress:
+    """Steps, speed and recent return: tqdm's line on a terminal, ten plain lines elsewhere."""
+
+    def __init__(self, total: int, step: int):
+        from tqdm import tqdm
+
+        self.total, self.step = total, step
+        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=None)
+
+    def show(self, step: int, sps: float, recent_returns):
+        text = f"return {np.mean(recent_returns):.1f}" if recent_returns else "no episode ended yet"
+        if not self.bar.disable:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(step - self.step)
+        elif step * 10 // self.total > self.step * 10 // self.total:
+            print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
+        self.step = step
+
+    def close(self):
+        self.bar.close()
+
+
+def agent_spaces(envs):
+    """The spaces as the agent meets them: observations are float32, or uint8 if they were."""
+    obs_space = envs.single_observation_space
+    if obs_space.dtype != np.uint8:
+        obs_space = gym.spaces.Box(-np.inf, np.inf, obs_space.shape, np.float32)
+    return obs_space, envs.single_action_space
+
+
+def choose_device(args: RunArgs, obs_space):
+    """The torch device; resolves `auto` and 0 threads in `args`."""
+    images = len(obs_space.shape) == 3
+    if args.device == "auto":
+        args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
+    args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
+    torch.set_num_threads(args.torch_threads)
+    torch.backends.cudnn.deterministic = True
+    # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
+    torch.set_flush_denormal(True)
+    if images:
+        keep_freed_memory()
+    try:
+        return torch.zeros(1, device=args.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {args.device}: {first_line(error)}") from None
+
+
+def keep_freed_memory():
+    """Lets glibc keep what a minibatch of images frees, for the next one, instead of giving it back
+    to the system and fetching it again page by page: an eighth of PPO's time on Atari.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # as in malloc.h
+        if libc.mallopt(mmap_threshold, 2**30):
+            libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def require_memory(what: str, size: int):
+    """Says how much memory `size` bytes are; raises UserError when the machine has less to give."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError):  # Linux also says what its caches would give back
+        text = Path("/proc/meminfo").read_text()
+        free = 1024 * int(re.search(r"MemAvailable: +(\d+)", text)[1])
+    print(f"{what} takes {size / 1e9:.3f} GB")
+    if size > free:
+        raise UserError(f"{what} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def command_line() -> str:
+    return " ".join(["python", *sys.argv])
+
+
+def describe(args: RunArgs) -> dict:
+    """What args.json holds: every argument, the command, and the versions behind it."""
+    settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
+    provider = str(env_spec(args.env_id).entry_point).split(".")[0].split(":")[0]
+    packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", provider]
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"algo": ALGO, "args": settings, "command": command_line(), "versions": versions}
+
+
+def new_run_folder(args: RunArgs) -> Path:
+    """runs/<env>/<algo>/<seed>-<time>/, with a number behind it where that is taken."""
+    parent = Path(args.runs_dir) / args.env_id.replace("/", "-").replace(":", "-") / ALGO
+    name = f"{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise UserError(f"{parent} already has a thousand runs named {name}")
+
+
+def load_checkpoint(folder: Path) -> dict:
+    try:
+        return torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no checkpoint.pt") from None
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise UserError(f"{folder}/checkpoint.pt cannot be read: {first_line(error)}") from None
+
+
+def print_result(folder: Path, returns, digest: str):
+    mean, std = returns.mean(), returns.std()
+    print(f"evaluation   return {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
+    print(f"run folder   {folder}")
+    print(f"TensorBoard  tensorboard --logdir {folder.parents[2]}")
+    print(f"run hash     {digest}")
+
+
+def evaluate_run(args: RunArgs):
+    """`--evaluate`: plays with the weights of a run folder, as its own last evaluation did."""
+    folder = Path(args.evaluate)
+    envs = make_envs(args, 1)
+    obs_space, action_space = agent_spaces(envs)
+    envs.close()
+    agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
+    load_weights(agent, folder / "weights.npz")
+    returns = evaluate(agent, args)
+    if args.capture_video:
+        film(agent, args, folder / "videos" / f"evaluation-seed-{args.seed}.mp4")
+    print_result(folder, returns, run_hash(agent))
+
+
+def skip_compiler_import():
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here."""
+    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(torch.optim.Optimizer, method).__wrapped__
+        method.__dynamo_disable = method
+    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
+        optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
+
+
+def finished_result(args: RunArgs) -> dict | None:
+    """result.json of a run that has nothing left to do."""
+    try:
+        result = json.loads((Path(args.resume) / "result.json").read_text())
+        return result if result["steps"] >= args.total_timesteps else None
+    except (OSError, ValueError, TypeError, KeyError):  # not finished, or not by us
+        return None
+
+
+def stop(signal_number, _):
+    raise KeyboardInterrupt(signal_number)
+
+
+def main():
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    run = None
+    try:
+        args = parse_args(sys.argv[1:])
+        if args.capture_video:
+            draw_without_display()
+        if args.evaluate:
+            evaluate_run(args)
+        elif args.resume and (result := finished_result(args)):
+            print(f"{args.resume} is finished, with a return of {result['eval_return_mean']:.1f}")
+        else:
+            skip_compiler_import()
+            run = Run(args)
+            train(args, run)
+            run.finish()
+        return
+    except UserError as error:
+        status, text = 2, str(error)
+    except (RunFailed, OSError) as error:
+        status, text = 1, f"{error}{resume_hint(run)}"
+    except KeyboardInterrupt as interrupt:
+        status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
+    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def resume_hint(run: Run | None) -> str:
+    if run is None or run.folder is None or not (run.folder / "checkpoint.pt").exists():
+        return ""
+    return f"; the last checkpoint goes on with: python {sys.argv[0]} --resume {run.folder}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The formulas of a2c.py against numbers worked out by hand, and its update against PPO's.
+
+What a2c.py shares with ppo.py byte for byte, GAE for one, is tested in test_ppo_maths.py.
+"""
+
+import a2c
+import gymnasium as gym
+import numpy as np
+import ppo
+import pytest
+import torch
+from torch import nn
+
+STEPS, ENVS, ACTIONS, OBS = 7, 5, 3, 2
+SIZES = dict(num_envs=ENVS, num_steps=STEPS, total_timesteps=STEPS * ENVS)
+
+
+def make_agent(script, **settings):
+    """A small agent in float64, with the same weights each time."""
+    torch.manual_seed(0)
+    if "action_low" not in settings:
+        settings["num_actions"] = ACTIONS
+    agent = script.Agent((OBS,), hidden_size=11, **settings).double()
+    agent.features = lambda obs: agent.trunk(obs.double())  # else they are float32
+    return agent
+
+
+def fill_buffer(script, agent, rng):
+    """A rollout at random, in which episodes end and are cut."""
+    space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+    buffer = script.RolloutBuffer(STEPS, ENVS, space, None if agent.discrete else ACTIONS)
+    for _ in range(STEPS):
+        obs, successors = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
+        actions = agent.act(obs, rng)
+        rewards = rng.normal(size=ENVS).astype(np.float32)
+        terminated, truncated = rng.random((2, ENVS)) < 0.2
+        buffer.add(obs, actions, rewards, terminated, truncated, successors)
+    return buffer
+
+
+def make_batch(size=STEPS * ENVS):
+    rng = torch.Generator().manual_seed(1)
+    return {
+        "obs": torch.randn(size, OBS, generator=rng, dtype=torch.float64),
+        "actions": torch.randint(ACTIONS, (size,), generator=rng),
+        "advantages": torch.randn(size, generator=rng, dtype=torch.float64),
+        "returns": torch.randn(size, generator=rng, dtype=torch.float64),
+    }
+
+
+def vector_of(agent):
+    return nn.utils.parameters_to_vector(agent.parameters()).detach().numpy()
+
+
+def step_of_update(batch, **settings):
+    """What one update with plain gradient descent takes off the parameters, and its losses."""
+    agent = make_agent(a2c)
+    before = vector_of(agent)
+    optimizer = torch.optim.SGD([a2c.flatten(agent)], lr=1.0)
+    losses = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
+    return before - vector_of(agent), losses.tolist()
+
+
+KINDS = [
+    ("discrete", "no", a2c.RMSpropTF, {"alpha": 0.99}),
+    ("discrete", "yes", torch.optim.Adam, {}),
+    ("continuous", "yes", a2c.RMSpropTF, {"alpha": 0.99}),
+]
+
+
+@pytest.mark.parametrize("kind, share_trunk, optimizer, keywords", KINDS)
+def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(kind, share_trunk, optimizer, keywords):
+    low, high = np.full(ACTIONS, -1.0), np.full(ACTIONS, 1.0)
+    settings = {"action_low": low, "action_high": high} if kind == "continuous" else {}
+    common = dict(ent_coef=0.02, vf_coef=0.7, max_grad_norm=0.4, gamma=0.9, gae_lambda=0.8, **SIZES)
+    one = dict(update_epochs=1, num_minibatches=1, norm_adv=False, clip_vloss=False)
+    args = {a2c: a2c.Args(**common), ppo: ppo.Args(**common, **one)}
+    agents = {script: make_agent(script, share_trunk=share_trunk, **settings) for script in args}
+    optimizers = {
+        script: optimizer([script.flatten(agent)], lr=0.1, eps=1e-5, **keywords)
+        for script, agent in agents.items()
+    }
+    start = vector_of(agents[a2c])
+    np.testing.assert_array_equal(start, vector_of(agents[ppo]))
+    for number in range(10):
+        for script, agent in agents.items():
+            buffer = fill_buffer(script, agent, np.random.default_rng(number))
+            batch, _ = script.make_batch(agent, buffer, args[script], np.zeros(ENVS))
+            if script is ppo:
+                rng = np.random.default_rng(number)
+                ppo.update(agent, optimizers[ppo], batch, args[ppo], args[ppo].clip_coef, rng)
+            else:
+                a2c.update(agent, optimizers[a2c], batch, args[a2c])
+        np.testing.assert_allclose(
+            vector_of(agents[a2c]), vector_of(agents[ppo]), rtol=0, atol=1e-10
+        )
+    assert abs(vector_of(agents[a2c]) - start).min() > 1e-8  # all have learned
+
+
+def test_rmsprop_is_tensorflows():
+    """ms <- alpha ms + (1 - alpha) g^2, from 1; p <- p - lr g / sqrt(ms + eps)."""
+    rng, lr, alpha, eps = np.random.default_rng(0), 0.1, 0.9, 0.3
+    shapes = [(2, 3), (5,)]
+    expected, ms = [rng.normal(size=shape) for shape in shapes], [np.ones(s) for s in shapes]
+    parameters = [nn.Parameter(torch.tensor(x)) for x in expected]
+    optimizer = a2c.RMSpropTF(parameters, lr=lr, alpha=alpha, eps=eps)
+    for _ in range(4):
+        for i, p in enumerate(parameters):
+            g = rng.normal(size=p.shape)
+            p.grad = torch.tensor(g)
+            ms[i] = alpha * ms[i] + (1 - alpha) * g**2
+            expected[i] = expected[i] - lr * g / np.sqrt(ms[i] + eps)
+        optimizer.step()
+        for p, x in zip(parameters, expected, strict=True):
+            np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-13)
+
+
+def test_the_squares_that_rmsprop_remembers_are_saved():
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = a2c.RMSpropTF([parameter], lr=0.1, alpha=0.9, eps=1e-5)
+    parameter.grad = torch.tensor([1.0, 2.0, 3.0])
+    optimizer.step()
+    other = a2c.RMSpropTF([nn.Parameter(torch.zeros(3))], lr=0.1, alpha=0.9, eps=1e-5)
+    other.load_state_dict(optimizer.state_dict())
+    (state,) = other.state.values()
+    torch.testing.assert_close(state["square_avg"], 0.9 + 0.1 * torch.tensor([1.0, 4.0, 9.0]))
+
+
+def loss_by_hand(weights, batch, ent_coef, vf_coef):
+    """The objective in NumPy, sample by sample, from the parameters by name."""
+    total = 0.0
+    for obs, action, advantage, value_target in zip(*batch.values(), strict=True):
+        outputs = []
+        for part in ("actor", "critic"):
+            x = obs
+            for layer in (0, 2, 4):
+                x = weights[f"{part}.{layer}.weight"] @ x + weights[f"{part}.{layer}.bias"]
+                x = np.tanh(x) if layer < 4 else x
+            outputs.append(x)
+        logits, (value,) = outputs
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        entropy = -(probabilities * np.log(probabilities)).sum()
+        total += -np.log(probabilities[action]) * advantage - ent_coef * entropy
+        total += vf_coef * 0.5 * (value - value_target) ** 2
+    return total / len(batch["obs"])
+
+
+def test_update_follows_the_gradient_of_the_loss():
+    """Central differences of a loss written without torch."""
+    agent, batch = make_agent(a2c), make_batch()
+    arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+    weights = {name: p.detach().numpy().copy() for name, p in agent.named_parameters()}
+    expected, h = [], 1e-5
+    for array in weights.values():
+        for i in np.ndindex(array.shape):
+            middle, sides = array[i], []
+            for array[i] in (middle + h, middle - h):
+                sides.append(loss_by_hand(weights, arrays, ent_coef=0.3, vf_coef=0.7))
+            array[i] = middle
+            expected.append((sides[0] - sides[1]) / (2 * h))
+    settings = dict(ent_coef=0.3, vf_coef=0.7, max_grad_norm=1e9)
+    step, (policy_loss, value_loss, entropy) = step_of_update(batch, **settings)
+    np.testing.assert_allclose(step, expected, atol=1e-8)
+    whole = loss_by_hand(weights, arrays, ent_coef=0.3, vf_coef=0.7)
+    assert policy_loss + 0.7 * value_loss - 0.3 * entropy == pytest.approx(whole)
+
+
+def test_the_gradient_is_clipped():
+    step, _ = step_of_update(make_batch(), max_grad_norm=0.01)
+    assert np.linalg.norm(step) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [35, 33])  # a whole rollout, and a shorter last one
+def test_microbatches_add_up_to_the_batch(monkeypatch, size):
+    batch, settings = make_batch(size), dict(ent_coef=0.3, max_grad_norm=0.2)
+    whole, losses = step_of_update(batch, **settings)
+    seen, forward = [], a2c.Agent.forward
+    monkeypatch.setattr(
+        a2c.Agent, "forward", lambda self, o: (seen.append(len(o)), forward(self, o))[1]
+    )
+    parts, same_losses = step_of_update(batch, num_microbatches=5, **settings)
+    assert seen == [7, 7, 7, 7, size - 28]
+    np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-14)
+    assert same_losses == pytest.approx(losses, rel=1e-12)
+
+
+def test_microbatches_divide_the_rollout():
+    with pytest.raises(a2c.UserError, match="num_microbatches=3"):
+        a2c.Args(**SIZES, num_microbatches=3)
+
+
+def test_losses_by_hand():
+    log_probs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -5.0])
+    assert a2c.policy_gradient_loss(log_probs, advantages).item() == -(-3 + 10) / 2
+    values, returns = torch.tensor([3.0, 1.0]), torch.tensor([4.0, -1.0])
+    assert a2c.squared_error_loss(values, returns).item() == 0.5 * (1 + 4) / 2
+    for loss in (a2c.policy_gradient_loss, a2c.squared_error_loss):
+        with pytest.raises(AssertionError):
+            loss(values, returns[:, None])
+
+
+def test_lambda_1_gives_the_n_step_returns_of_a3c():
+    """R <- r + gamma R, backwards from the value of what follows the rollout's last step."""
+    agent, args = make_agent(a2c), a2c.Args(**SIZES, gamma=0.9, gae_lambda=1.0)
+    buffer = fill_buffer(a2c, agent, np.random.default_rng(3))
+    batch, _ = a2c.make_batch(agent, buffer, args, np.zeros(ENVS))
+    final_obs = iter(buffer.final_obs)
+    final_values = [agent.value(torch.tensor(next(final_obs))).tolist() if row.any() else []
+                    for row in buffer.terminated | buffer.truncated]  # fmt: skip
+    following = agent.value(torch.tensor(buffer.last_successors)).tolist()
+    for t in reversed(range(STEPS)):
+        for env in reversed(range(ENVS)):
+            if buffer.terminated[t, env] or buffer.truncated[t, env]:
+                following[env] = final_values[t].pop()
+            bootstrap = 0 if buffer.terminated[t, env] else following[env]
+            following[env] = buffer.rewards[t, env] + 0.9 * bootstrap
+            assert batch["returns"][t * ENVS + env].item() == pytest.approx(following[env])
+
+
+@pytest.mark.parametrize("script", [ppo, a2c])
+@pytest.mark.parametrize("obs_shape", [(OBS,), (1, 36, 41)])
+@pytest.mark.parametrize("share_trunk", ["auto", "yes", "no"])
+def test_the_value_loss_touches_the_policy_only_through_a_shared_trunk(
+    script, obs_shape, share_trunk
+):
+    agent = script.Agent(obs_shape, num_actions=ACTIONS, share_trunk=share_trunk)
+    obs = torch.randint(0, 256, (STEPS, *obs_shape), dtype=torch.uint8)
+    agent.policy(obs).pow(2).sum().backward()
+    of_the_policy = [p for p in agent.parameters() if p.grad is not None]
+    agent.zero_grad()
+    agent.value(obs).sum().backward()
+    touched = sum(p.grad is not None for p in of_the_policy)
+    shared = share_trunk == "yes" or (share_trunk == "auto" and len(obs_shape) == 3)
+    layers = 4 if len(obs_shape) == 3 else 2
+    assert len(of_the_policy) == 2 * (layers + 1)
+    assert touched == (2 * layers if shared else 0)
+    together = agent(obs)
+    torch.testing.assert_close(together, (agent.policy(obs), agent.value(obs)))
+
+
+@pytest.mark.parametrize("script", [ppo, a2c])
+def test_rllibs_network_has_the_shapes_that_rllib_prints(script):
+    agent = script.Agent((4, 84, 84), num_actions=4, network="rllib")
+    parts = (agent.actor, agent.trunk, agent.critic)  # in RLlib's order
+    assert [tuple(p.shape) for part in parts for p in part.parameters()] == [
+        (4, 256, 1, 1), (4,),
+        (16, 4, 8, 8), (16,), (32, 16, 4, 4), (32,), (256, 32, 11, 11), (256,),
+        (1, 256), (1,),
+    ]  # fmt: skip
+    policy, values = agent(torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
+    assert policy.shape == (2, 4) and values.shape == (2,)
+
+
+@pytest.mark.parametrize("script", [ppo, a2c])
+@pytest.mark.parametrize(
+    "shape, message", [((3, 84, 83), "84 x 84 pixels, not 84 x 83"), ((4,), "is for images")]
+)
+def test_rllibs_network_refuses_what_it_cannot_take(script, shape, message):
+    space = gym.spaces.Box(0, 255, shape, np.uint8 if len(shape) == 3 else np.float32)
+    with pytest.raises(script.UserError, match=message) as refused:
+        script.make_agent(script.Args(network="rllib"), space, gym.spaces.Discrete(2))
+    assert len(str(refused.value).splitlines()) == 1
