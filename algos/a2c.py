@@ -131,6 +131,10 @@ class Args:
     def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
         return self.anneal_steps is None and self.anneal_lr
 
+    @property
+    def threads_pay(self) -> bool:  # for vectors: networks and minibatches are too small for it
+        return False
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of all that was seen. Buffers, so they travel with the weights."""
@@ -679,7 +683,7 @@ class RunArgs(Args):
     device: str = "auto"
     """cpu, cuda, mps; auto: a GPU for images, the CPU for vectors, where it is faster."""
     torch_threads: int = 0
-    """CPU threads of torch and of Atari; 0: for images all, for vectors one, which is faster."""
+    """CPU threads of torch and of Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
     """Where run folders are made."""
 
@@ -1320,7 +1324,8 @@ def choose_device(args: RunArgs, obs_space):
     images = len(obs_space.shape) == 3
     if args.device == "auto":
         args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
-    args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
+    fastest = torch.get_num_threads() if images or args.threads_pay else 1
+    args.torch_threads = args.torch_threads or fastest
     torch.set_num_threads(args.torch_threads)
     torch.backends.cudnn.deterministic = True
     # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
