@@ -1,5 +1,6 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
+# make report   rebuilds the benchmark tables and curves from benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +11,9 @@ train: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
 
+report: .venv/installed-dev
+	$(BIN)/python benchmarks/report.py --from-csv
+
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -18,7 +22,7 @@ tensorboard: .venv/installed
 	$(BIN)/tensorboard --logdir runs
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache algos/__pycache__ tests/__pycache__
+	rm -rf .venv .pytest_cache .ruff_cache */__pycache__
 
 # torch comes first and alone: asked for by another package it would bring gigabytes of CUDA
 .venv/installed: requirements.txt
@@ -32,4 +36,4 @@ clean:
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
-.PHONY: train test lint tensorboard clean
+.PHONY: train test report lint tensorboard clean
