@@ -379,7 +379,7 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
         )
     header = (
         "| environment | table | steps | seeds | greedy return, IQM [95%] | mean ± std "
-        "| training return | published: we are | minutes a run | command of one seed |"
+        "| training return | beside what is published | minutes a run | command of one seed |"
     )
     return markdown(header, rows) if cells else "No results yet."
 
@@ -538,8 +538,11 @@ def read_any_run(folder: Path) -> AnyRun:
     if not scalars["charts/episodic_return"]:
         raise UserError(f"{folder} has no curve charts/episodic_return")
     if ours := (folder / "args.json").exists():
-        saved = json.loads((folder / "args.json").read_text())
-        args, algo = saved["args"], saved["algo"]
+        try:
+            saved = json.loads((folder / "args.json").read_text())
+            args, algo = saved["args"], saved["algo"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
         args = dict(line.strip("|").split("|", 1) for line in lines)

@@ -3,6 +3,7 @@
     python benchmarks/run.py lunarlander --algos ppo dqn --seeds 5    two tables, seeds 1 to 5
     python benchmarks/run.py cartpole --dry-run                       prints the commands, no more
     python benchmarks/run.py atari --algos ppo -- --env-id ALE/Qbert-v5    flags for the script
+    python benchmarks/run.py lunarlander --ray ADDRESS                on a Ray cluster
 
 Every run is a plain command of a script in algos/. Its folder is
 runs/CONFIG/TABLE/<env>/<script>/<seed>-<time>/, its output <seed>.log beside that. The same
@@ -21,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections import deque
@@ -217,6 +219,86 @@ class LocalRun:
         self.output.close()
 
 
+class RayRun:
+    """A run as a task of a Ray cluster; its folder comes back when it is over."""
+
+    def __init__(self, job: Job):
+        import ray
+
+        script, (config, table) = f"algos/{job.script}.py", job.flags[1].rsplit(":", 1)
+        there = Path(config).name if Path(config).is_absolute() else config
+        files = {script: Path(script).read_bytes(), there: Path(config).read_bytes()}
+        words = [script, "--config", f"{there}:{table}", *job.flags[2:], "--runs-dir", "runs"]
+        folder, _ = run_folder(job)
+        if folder:
+            files |= files_of(folder)
+            words = [script, "--resume", folder.name]
+        say(f"{'resumes' if folder else 'starts'} on Ray: {job}")
+        # Ray starts a task anew, and says so, when its node or its worker is lost
+        gpus = 1 if job.args["device"] == "cuda" else 0
+        needs = {"num_cpus": job.args["torch_threads"], "num_gpus": gpus, "max_retries": 3}
+        self.job, self.task = job, ray.remote(**needs)(run_on_a_node).remote(words, files)
+
+    def poll(self) -> str | None:
+        """None while it runs; then how it ended."""
+        import ray
+
+        if not ray.wait([self.task], timeout=0)[0]:
+            return None
+        try:
+            code, output, files = ray.get(self.task)
+        except ray.exceptions.RayError as error:
+            return f"Ray: {type(error).__name__}: {str(error).splitlines()[0]}"
+        self.job.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.job.log, "ab") as log:
+            log.write(output)
+        for name in sorted(files, key=lambda name: name.endswith("result.json")):  # that one last
+            path = self.job.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[name])
+        return f"exit status {code}: {last_line(self.job.log)}"
+
+    def stop(self):
+        import ray
+
+        ray.cancel(self.task)
+
+    def close(self):
+        pass
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """{path below the folder's parent: content}"""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}
+
+
+def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:
+    """Runs a script among these files. Returns exit status, output, the files of its run folder."""
+    with tempfile.TemporaryDirectory() as house:
+        for name, content in files.items():
+            path = Path(house) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        command, stdout = [sys.executable, *words], subprocess.PIPE
+        run = subprocess.run(command, cwd=house, stdout=stdout, stderr=subprocess.STDOUT)
+        folders = [path.parent for path in Path(house).rglob("args.json")]
+        return run.returncode, run.stdout, files_of(folders[0]) if folders else {}
+
+
+def connect(address: str) -> int:
+    """Joins a Ray cluster; how many cores it has. Raises UserError where that fails."""
+    try:
+        import ray
+
+        ray.init(address=address)
+        return int(ray.cluster_resources()["CPU"])
+    except ImportError:
+        raise UserError("--ray needs: pip install -r benchmarks/requirements-ray.txt") from None
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"--ray {address}: {str(error).splitlines()[0]}") from None
+
+
 def say(text: str):
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
@@ -289,17 +371,15 @@ def parse_options(argv: list[str]):
     parser.add_argument("--algos", nargs="+", metavar="TABLE", help="tables of it; default: all")
     parser.add_argument("--seeds", type=positive, default=5, help="how many; default 5")
     parser.add_argument("--first-seed", type=int, default=1, help="default 1")
-    cores = os.cpu_count()
-    parser.add_argument("--jobs", type=positive, help=f"runs at a time; default: cores, {cores}")
+    parser.add_argument("--jobs", type=positive, help="runs at a time; default: one for each core")
     parser.add_argument("--torch-threads", type=positive, default=1, help="of a run; default 1")
     parser.add_argument(
         "--eval-frequency", type=int, help="steps; default: a twentieth of a run, to one digit"
     )
     parser.add_argument("--runs-dir", help="default: runs/CONFIG")
     parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
-    options = parser.parse_args(argv)
-    options.jobs = options.jobs or max(cores // options.torch_threads, 1)
-    return options
+    parser.add_argument("--ray", metavar="ADDRESS", help="trains on this Ray cluster")
+    return parser.parse_args(argv)
 
 
 def positive(text: str) -> int:
@@ -314,6 +394,8 @@ def stop(signal_number, _):
 
 
 def main():
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     argv = sys.argv[1:]
     end = argv.index("--") if "--" in argv else len(argv)
     try:
@@ -323,9 +405,9 @@ def main():
             for job in jobs:
                 print("python", shlex.join(job.words()))
             return
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
-        failures = train(jobs, options.jobs, LocalRun)
+        cores = connect(options.ray) if options.ray else os.cpu_count()
+        parallel = options.jobs or max(cores // options.torch_threads, 1)
+        failures = train(jobs, parallel, RayRun if options.ray else LocalRun)
     except UserError as error:
         print(f"run.py: {error}", file=sys.stderr)
         sys.exit(2)

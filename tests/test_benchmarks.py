@@ -69,12 +69,12 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
 
 
 def runs_alive(house: Path) -> list[int]:
-    """The processes that train in this copy."""
+    """The processes that train in this folder."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"algos/ppo.py" in words and (folder / "cwd").resolve() == house:
+            if b"algos/ppo.py" in words and (folder / "cwd").resolve().is_relative_to(house):
                 found.append(int(folder.name))
         except OSError:  # gone meanwhile
             continue
@@ -186,6 +186,34 @@ def test_a_stopped_campaign_stops_its_runs(house, campaign, number):
     assert runs_alive(house) == []
 
 
+def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign, monkeypatch):
+    reason = "ray is not installed: pip install -r benchmarks/requirements-ray.txt"
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason=reason)
+    flags = ["--algos", "ppo", "--seeds", "2"]
+    code, _, _ = ended(campaign(*flags))
+    assert code == 0
+    local = cells(house)
+    (house / "runs").rename(house / "local")
+
+    (house / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(house / "tmp"))  # where the nodes run the script
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # Ray's sockets need a short path
+    node = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+    try:
+        lost = cluster.add_node(**node)
+        cluster.wait_for_nodes()
+        process = campaign(*flags, "--ray", cluster.address)
+        wait_for(lambda: len(list(house.glob("tmp/*/runs/*/*/*/checkpoint.pt"))) == 2)
+        cluster.remove_node(lost, allow_graceful=False)
+        code, out, err = ended(process)
+        assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
+        assert "will be retried" in out + err
+    finally:
+        cluster.shutdown()
+    assert cells(house) == local
+
+
 BAD_INPUT = {
     "no config": ("nothing --dry-run", "no config benchmarks/nothing.toml, only"),
     "no such table": ("cartpole --algos sac", "has no table [sac], only ppo"),
@@ -205,12 +233,13 @@ def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     saved = run.script_args("ppo", f"{arguments} --torch-threads 1".split())
     (folder / "args.json").write_text(json.dumps({"args": saved | {"gamma": 0.5}}))
     monkeypatch.chdir(tmp_path)
-    own, _, extra = flags.partition("--\x20") if " -- " in flags else (flags, "", "")
+    own, _, extra = flags.partition(" -- ")
     words = [*own.split(), "--runs-dir", str(tmp_path)]
     words += ["--", *extra.split()] if extra else []
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     with pytest.raises(SystemExit) as exit:
         run.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     captured = capsys.readouterr()
     assert exit.value.code == 2
     assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
@@ -220,6 +249,23 @@ def test_the_period_of_evaluations_is_a_twentieth_to_one_digit():
     budgets = [1, 100, 50_000, 76_800, 1_000_000, 10_000_000]
     periods = [run.evaluation_period(budget) for budget in budgets]
     assert periods == [1, 5, 2_000, 4_000, 50_000, 500_000]
+
+
+def test_the_time_left_follows_from_the_logs(tmp_path):
+    def job(table, seed, log):
+        found = run.Job(table, "ppo", [], {"seed": seed, "total_timesteps": 4000}, tmp_path)
+        if log:
+            found.log.write_text(log)
+        return found
+
+    silent, new = job("ppo", 1, ""), job("ppo-mine", 2, "it begins\n")
+    assert run.time_left([silent, new], [silent, new], 1) == "time left not known yet"
+    line = "       {:,} of 4,000 steps, {} steps/s, return 1.0\n"
+    half = job("ppo", 3, line.format(400, 99) + line.format(1000, 10))
+    over = job("ppo", 4, line.format(4000, 10))
+    jobs = [half, new, over]  # 3,000 steps and 4,000 steps at 10 a second: 700 s
+    assert run.time_left(jobs, [half, new], 1) == "about 12 min left"
+    assert run.time_left(jobs, [half, new], 2) == "about 7 min left"  # the longer one, 400 s
 
 
 def published(mean, spread, seeds, steps=100, protocol="greedy"):
