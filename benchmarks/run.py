@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -288,14 +289,17 @@ def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:
 
 def connect(address: str) -> int:
     """Joins a Ray cluster; how many cores it has. Raises UserError where that fails."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if port.isdigit():  # Ray itself waits for many minutes where nobody listens
+            socket.create_connection((host, int(port)), timeout=10).close()
         import ray
 
         ray.init(address=address)
         return int(ray.cluster_resources()["CPU"])
     except ImportError:
         raise UserError("--ray needs: pip install -r benchmarks/requirements-ray.txt") from None
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"--ray {address}: {str(error).splitlines()[0]}") from None
 
 

@@ -104,7 +104,7 @@ def cells(house: Path) -> tuple[str, list]:
 
 
 def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
-    flags = ["--algos", "ppo", "--seeds", "2", "--jobs", "2"]
+    flags = ["--algos", "ppo", "--seeds", "2", "--jobs", "2", "--eval-frequency", "5000"]
     code, out, _ = ended(campaign(*flags))
     assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
     whole, hashes = cells(house)
@@ -221,6 +221,7 @@ BAD_INPUT = {
     "a misspelt flag": ("cartpole --algos ppo -- --gama 1", "--gama"),
     "a seed for the scripts": ("cartpole --algos ppo -- --seed 3", "no --seed"),
     "no seeds": ("cartpole --seeds 0", "0 must be at least 1"),
+    "no Ray there": ("cartpole --algos ppo --ray 127.0.0.1:1", "127.0.0.1:1: [Errno 111]"),
     "a run with other arguments": ("cartpole --algos ppo", "trained with gamma=0.5, not 0.98"),
 }
 
