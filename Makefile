@@ -1,6 +1,7 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
+# make report   rebuilds the benchmark tables and curves from benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +15,9 @@ test: .venv/installed-dev
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
 
+report: .venv/installed-dev
+	$(BIN)/python benchmarks/report.py --from-csv
+
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -22,7 +26,7 @@ tensorboard: .venv/installed
 	$(BIN)/tensorboard --logdir runs
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .ruff_cache algos/__pycache__ tests/__pycache__
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache */__pycache__
 
 # torch comes first and alone: asked for by another package it would bring gigabytes of CUDA
 .venv/installed: requirements.txt
@@ -43,4 +47,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test speed lint tensorboard clean
+.PHONY: train test speed report lint tensorboard clean

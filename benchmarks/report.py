@@ -1,0 +1,625 @@
+"""Turns the runs of benchmarks/run.py into small CSVs, and those into tables and a picture.
+
+    python benchmarks/report.py               runs/ into benchmarks/results/, then as the next line
+    python benchmarks/report.py --from-csv    benchmarks/results/ into README.md,
+                                              benchmarks/README.md and benchmarks/results/curves.png
+    python benchmarks/report.py --compare RUN RUN    any run folders on one picture, CleanRL's too;
+                                              which arguments differ; is this run a normal one?
+
+A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
+returns, <env>-<table>.json its command, arguments, versions, times and hashes. benchmarks/README.md
+defines every number. Exit status: 0, or 2 for wrong input.
+"""
+
+import argparse
+import csv
+import fnmatch
+import itertools
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+WINDOWS = 100  # points of a training curve
+EPISODES = 100  # at the end of training, of which the training return is the mean
+MIN_SEEDS = 3  # for a verdict
+
+
+class UserError(Exception):
+    """Something the user can mend: ends the report with this one line and exit status 2."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading runs
+
+
+def read_events(folder: Path) -> tuple[dict, dict]:
+    """The curves, {tag: [(step, value)]}, and the texts, {tag: text}, of a TensorBoard folder."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    scalars, texts = defaultdict(list), {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if value.tensor.string_val:
+                    texts[value.tag] = value.tensor.string_val[0].decode()
+                elif value.tensor.float_val:
+                    scalars[value.tag].append((event.step, value.tensor.float_val[0]))
+    return scalars, texts
+
+
+def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float, float]]:
+    """(step, mean return, number of episodes) for each point of charts/episodic_return.
+
+    CleanRL writes one point an episode. Our scripts write the mean of the episodes since the last
+    point, and their mean length; so their number is the steps in between divided by that.
+    """
+    returns, lengths = scalars["charts/episodic_return"], scalars["charts/episodic_length"]
+    if one_a_point:
+        return [(step, value, 1.0) for step, value in returns]
+    points, before = [], 0
+    for (step, value), (_, length) in zip(returns, lengths, strict=True):
+        points.append((step, value, max((step - before) / length, 1.0)))
+        before = step
+    return points
+
+
+def last_episodes(points: list, count: int = EPISODES) -> float:
+    """Mean return of the last `count` episodes, or of all where there are fewer."""
+    total, left = 0.0, float(count)
+    for _, value, number in reversed(points):
+        number = min(number, left)
+        total, left = total + number * value, left - number
+    return total / (count - left) if left < count else math.nan
+
+
+def windows(points: list, total_timesteps: int) -> dict[int, float]:
+    """{step: mean return of the episodes that ended in the hundredth of training up to it}."""
+    sums = defaultdict(lambda: np.zeros(2))
+    for step, value, number in points:
+        window = math.ceil(step * WINDOWS / total_timesteps)
+        sums[window * total_timesteps // WINDOWS] += np.array([value * number, number])
+    return {step: total / number for step, (total, number) in sums.items()}
+
+
+def read_run(folder: Path) -> dict:
+    """What the results keep of a finished run of ours. Raises UserError when it cannot be read."""
+    try:
+        saved = json.loads((folder / "args.json").read_text())
+        result = json.loads((folder / "result.json").read_text())
+        scalars, texts = read_events(folder)
+        points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
+        return {
+            "folder": folder,
+            "env_id": result["env_id"],
+            "algo": result["algo"],
+            "seed": result["seed"],
+            "result": result,
+            "args": saved["args"],
+            "versions": saved["versions"],
+            "command": texts["command/text_summary"],
+            "returns": {
+                "greedy": dict(scalars["eval/episodic_return"]),
+                "training": windows(points, steps),
+                "last100": {steps: last_episodes(points)},
+            },
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
+
+
+def in_csv(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def collect(runs_dir: Path):
+    """Writes a cell for each table and environment with finished runs below `runs_dir`."""
+    cells = defaultdict(list)
+    for path in sorted(runs_dir.rglob("args.json")):
+        folder, table = path.parent, path.parents[3].name
+        if not re.match(rf"{re.escape(folder.parent.name)}(-|$)", table):
+            print(f"not of a campaign, left out: {folder}")
+        elif not (folder / "result.json").exists():
+            print(f"not finished, left out: {folder}")
+        else:
+            run = read_run(folder)
+            cells[run["env_id"], table].append(run)
+    if not cells:
+        raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
+    for (_, table), runs in cells.items():
+        write_cell(table, sorted(runs, key=lambda run: run["seed"]))
+
+
+def write_cell(table: str, runs: list[dict]):
+    """Raises UserError unless the runs differ in nothing but their seeds."""
+    first = runs[0]
+    for before, run in itertools.pairwise(runs):
+        if run["seed"] == before["seed"]:
+            raise UserError(f"the same seed twice: {before['folder']} and {run['folder']}")
+        for kind, free in (("args", {"seed", "runs_dir"}), ("versions", set())):
+            for name in sorted((run[kind].keys() | first[kind].keys()) - free):
+                if run[kind].get(name) != first[kind].get(name):
+                    raise UserError(
+                        f"{run['folder']} has {name}={run[kind].get(name)}, "
+                        f"{first['folder']} {first[kind].get(name)}: no runs of one cell"
+                    )
+    about = {
+        "env_id": first["env_id"],
+        "table": table,
+        "algo": first["algo"],
+        "steps": first["result"]["steps"],
+        "command": re.sub(r" --runs-dir[ =]\S+", "", first["command"]),
+        "args": {k: v for k, v in first["args"].items() if k not in ("seed", "runs_dir")},
+        "versions": first["versions"],
+        "runs": [
+            {k: run["result"][k] for k in ("seed", "seconds", "eval_episodes", "run_hash")}
+            for run in runs
+        ],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{first['env_id'].replace('/', '-').replace(':', '-')}-{table}.csv"
+    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["kind", "seed", "step", "return"])
+        for kind in ("greedy", "training", "last100"):
+            for run in runs:
+                for step, value in sorted(run["returns"][kind].items()):
+                    writer.writerow([kind, run["seed"], step, in_csv(value)])
+    print(f"{path}: {len(runs)} seeds")
+
+
+# --------------------------------------------------------------------------------------------------
+# Results and their statistics
+
+
+@dataclass
+class Cell:
+    """One table of a config in one environment, over its seeds."""
+
+    about: dict  # the .json
+    returns: dict  # the .csv, {kind: {seed: {step: return}}}
+
+    @property
+    def env_id(self) -> str:
+        return self.about["env_id"]
+
+    @property
+    def table(self) -> str:
+        return self.about["table"]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.about["runs"]]
+
+    def curve(self, kind: str):
+        """The steps at which every seed has a return, (steps,), and those, (seeds, steps)."""
+        by_seed = [self.returns[kind].get(seed, {}) for seed in self.seeds]
+        steps = sorted(set.intersection(*(set(points) for points in by_seed)))
+        return np.array(steps), np.array([[points[step] for step in steps] for points in by_seed])
+
+    def values(self, protocol: str):
+        """One return for each seed, (seeds,), as a protocol of published.csv defines it."""
+        if protocol == "training":
+            return self.curve("last100")[1][:, -1]
+        returns = self.curve("greedy")[1]
+        return returns[:, returns.mean(axis=0).argmax() if protocol == "best" else -1]
+
+
+def read_cells() -> list[Cell]:
+    cells = []
+    for path in sorted(RESULTS.glob("*.json")):
+        returns = defaultdict(lambda: defaultdict(dict))
+        with open(path.with_suffix(".csv"), newline="") as file:
+            for row in csv.DictReader(file):
+                returns[row["kind"]][int(row["seed"])][int(row["step"])] = float(row["return"])
+        cells.append(Cell(json.loads(path.read_text()), returns))
+    return cells
+
+
+@dataclass
+class Published:
+    """A row of published.csv."""
+
+    env_id: str
+    tables: list[str]
+    protocol: str
+    mean: float
+    spread: float | None  # over the seeds, or over the episodes of one agent
+    seeds: int
+    steps: int
+    published_env: str
+    source: str
+    url: str
+    note: str
+
+    def is_for(self, cell: Cell) -> bool:
+        matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in self.tables)
+        return self.env_id == cell.env_id and any(matches)
+
+
+def read_published() -> list[Published]:
+    with open(ROOT / "benchmarks" / "published.csv", newline="") as file:
+        return [
+            Published(
+                row["env"],
+                row["tables"].split(),
+                row["protocol"],
+                float(row["return"]),
+                float(row["spread"]) if row["spread"] else None,
+                int(row["seeds"]),
+                int(row["steps"]),
+                row["published_env"],
+                row["source"],
+                row["url"],
+                row["note"],
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def iqm(returns, axis: int = -1):
+    """Interquartile mean over seeds: without a quarter, rounded down, at either end."""
+    from scipy import stats
+
+    return stats.trim_mean(returns, 0.25, axis=axis)
+
+
+def interval(statistic, *samples):
+    """95% percentile bootstrap over seeds, the last axis; None where a sample has only one.
+
+    The seeds of one environment are one stratum, so this is the stratified bootstrap as well.
+    """
+    from scipy import stats
+
+    if min(sample.shape[-1] for sample in samples) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    options = dict(method="percentile", n_resamples=2000, vectorized=True, axis=-1, rng=rng)
+    return stats.bootstrap(samples, statistic, **options).confidence_interval
+
+
+def improvement(x, y, axis: int = -1):
+    """The probability that a run of x ends above one of y; a draw counts half."""
+    wins = x[..., :, None] > y[..., None, :]
+    draws = x[..., :, None] == y[..., None, :]
+    return (wins + draws / 2).mean(axis=(-2, -1))
+
+
+def verdict(ours, steps: int, row: Published) -> str:
+    """How our returns, (seeds,), stand beside a published row of their protocol.
+
+    "above" or "below" where a two-sided t-test at 5% finds the means different. It is Welch's test,
+    with the published spread over seeds; where there is none, the published number counts as exact.
+    Else "within" where the means are no further apart than the larger of the two spreads, and "too
+    few seeds to tell" where they are, or with fewer than MIN_SEEDS seeds. "trained longer", and no
+    verdict, where our budget is the larger.
+    """
+    from scipy import stats
+
+    if steps > row.steps:
+        return "trained longer"
+    if len(ours) < MIN_SEEDS:
+        return "too few seeds to tell"
+    mean, std = ours.mean(), ours.std(ddof=1)
+    their_std = row.spread if row.spread and row.seeds > 1 else 0.0
+    if std == their_std == 0:
+        different = mean != row.mean
+    elif their_std == 0:
+        different = stats.ttest_1samp(ours, row.mean).pvalue < 0.05
+    else:
+        theirs = (row.mean, their_std, row.seeds)
+        test = stats.ttest_ind_from_stats(mean, std, len(ours), *theirs, equal_var=False)
+        different = test.pvalue < 0.05
+    if different:
+        return "above" if mean > row.mean else "below"
+    near = abs(mean - row.mean) <= max(std, their_std)
+    return "within" if near else "too few seeds to tell"
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables and the picture
+
+
+def number(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
+
+
+def mean_and_std(x) -> str:
+    return f"{number(x.mean())} ± {number(x.std(ddof=1))}" if len(x) > 1 else number(x[0])
+
+
+def with_interval(value: float, bounds) -> str:
+    return number(value) + (f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else "")
+
+
+def seeds_of(cell: Cell) -> str:
+    first, last = cell.seeds[0], cell.seeds[-1]
+    whole = cell.seeds == list(range(first, last + 1)) and last > first
+    return f"{first} to {last}" if whole else ", ".join(map(str, cell.seeds))
+
+
+def markdown(header: str, rows: list[list]) -> str:
+    lines = [header, "|" + "---|" * (header.count("|") - 1)]
+    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
+
+
+def results_table(cells: list[Cell], published: list[Published]) -> str:
+    """The table of README.md: a line a cell."""
+    rows = []
+    for cell in cells:
+        greedy, steps = cell.values("greedy"), cell.about["steps"]
+        beside = [
+            f"{row.protocol} {number(row.mean)} ([{row.source}]({row.url})): "
+            f"{verdict(cell.values(row.protocol), steps, row)}"
+            for row in published
+            if row.is_for(cell)
+        ]
+        minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
+        rows.append(
+            [
+                cell.env_id,
+                cell.table,
+                f"{steps:,}",
+                seeds_of(cell),
+                with_interval(iqm(greedy), interval(iqm, greedy)),
+                mean_and_std(greedy),
+                mean_and_std(cell.values("training")),
+                "<br>".join(beside) or "none",
+                f"{minutes:.1f}",
+                f"`{cell.about['command']}`",
+            ]
+        )
+    header = (
+        "| environment | table | steps | seeds | greedy return, IQM [95%] | mean ± std "
+        "| training return | beside what is published | minutes a run | command of one seed |"
+    )
+    return markdown(header, rows) if cells else "No results yet."
+
+
+def published_table(cells: list[Cell], published: list[Published]) -> str:
+    rows = []
+    for cell, row in itertools.product(cells, published):
+        if row.is_for(cell):
+            ours = cell.values(row.protocol)
+            spread = "" if row.spread is None else f" ± {number(row.spread)}"
+            rows.append(
+                [
+                    cell.env_id,
+                    cell.table,
+                    row.protocol,
+                    mean_and_std(ours),
+                    len(ours),
+                    f"{cell.about['steps']:,}",
+                    number(row.mean) + spread,
+                    row.seeds if row.seeds > 1 else "1 agent",
+                    f"{row.steps:,}",
+                    ", ".join(filter(None, (row.published_env, row.note))),
+                    f"[{row.source}]({row.url})",
+                    verdict(ours, cell.about["steps"], row),
+                ]
+            )
+    header = (
+        "| environment | table | protocol | ours | seeds | steps | published | seeds | steps | of "
+        "| source | we are |"
+    )
+    return markdown(header, rows) if rows else "None."
+
+
+def improvement_table(cells: list[Cell]) -> str:
+    rows = []
+    for a, b in itertools.combinations(cells, 2):
+        if a.env_id == b.env_id:
+            x, y = a.values("greedy"), b.values("greedy")
+            bounds = interval(improvement, x, y)
+            text = f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""
+            steps = f"{a.about['steps']:,} and {b.about['steps']:,}"
+            rows.append([a.env_id, a.table, b.table, f"{improvement(x, y):.2f}{text}", steps])
+    header = "| environment | X | Y | P(X > Y) [95%] | steps of X and Y |"
+    return markdown(header, rows) if rows else "None."
+
+
+def best_table(cells: list[Cell]) -> str:
+    rows = []
+    for cell in cells:
+        steps, returns = cell.curve("greedy")
+        best = returns.mean(axis=0).argmax()
+        text = mean_and_std(returns[:, best])
+        rows.append([cell.env_id, cell.table, text, f"{steps[best]:,}", len(steps)])
+    header = "| environment | table | best of the mean curve | at step | evaluations |"
+    return markdown(header, rows) if rows else "None."
+
+
+def documents() -> dict[Path, str]:
+    """What README.md and benchmarks/README.md must hold, from benchmarks/results/ alone."""
+    cells, published = read_cells(), read_published()
+    table = results_table(cells, published)
+    details = [
+        table,
+        "![Curves](results/curves.png)" if cells else "",
+        "## Beside what is published\n\n" + published_table(cells, published),
+        "## Best of the mean curve\n\n" + best_table(cells),
+        "## Probability of improvement\n\n" + improvement_table(cells),
+    ]
+    parts = {"README.md": table, "benchmarks/README.md": "\n\n".join(filter(None, details))}
+    return {ROOT / name: between_markers(ROOT / name, text) for name, text in parts.items()}
+
+
+def between_markers(path: Path, text: str) -> str:
+    """The file's content with `text` between its two marker comments."""
+    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
+    content = path.read_text()
+    if not 0 <= content.find(begin) < content.find(end):
+        raise UserError(f"{path} lacks the lines {begin} and {end}")
+    head, rest = content.split(begin, 1)
+    return f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end, 1)[1]}"
+
+
+def draw(cells: list[Cell], published: list[Published], path: Path):
+    """A panel for each environment: IQM over seeds with its 95% interval, greedy and training."""
+    plt = pyplot()
+    environments = sorted({cell.env_id for cell in cells})
+    columns = min(len(environments), 2)
+    rows = math.ceil(len(environments) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(7 * columns, 4.5 * rows), squeeze=False)
+    for axis in axes.flat[len(environments) :]:
+        axis.remove()
+    for env_id, axis in zip(environments, axes.flat, strict=False):
+        here = [cell for cell in cells if cell.env_id == env_id]
+        for color, cell in enumerate(here):
+            steps, returns = cell.curve("greedy")
+            label = f"{cell.table}, {len(cell.seeds)} seeds"
+            axis.plot(steps, iqm(returns.T), color=f"C{color}", label=label)
+            if bounds := interval(iqm, returns.T):
+                axis.fill_between(steps, *bounds, color=f"C{color}", alpha=0.2, linewidth=0)
+            steps, returns = cell.curve("training")
+            if len(steps):
+                axis.plot(steps, iqm(returns.T), color=f"C{color}", linestyle=":", linewidth=1)
+        lines = defaultdict(list)
+        for row in published:
+            if row.protocol == "greedy" and any(row.is_for(cell) for cell in here):
+                lines[row.mean].append(f"{row.tables[0]}, {row.source}")
+        for place, mean in enumerate(sorted(lines)):
+            axis.axhline(mean, color="gray", linestyle="--", linewidth=1)
+            axis.annotate(
+                f"{'; '.join(lines[mean])}: {number(mean)}",
+                (0.01, mean),
+                xycoords=("axes fraction", "data"),
+                va="bottom" if place % 2 else "top",  # so that two lines can be close
+                fontsize=7,
+                color="gray",
+            )
+        axis.set(title=env_id, xlabel="steps", ylabel="return")
+        axis.legend(title="solid: greedy, dotted: training", fontsize=8, title_fontsize=8)
+    figure.suptitle("IQM over seeds with 95% bootstrap intervals; dashed: published, greedy")
+    save(figure, path)
+
+
+def pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen is needed
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save(figure, path: Path):
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    print(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Comparing runs
+
+
+@dataclass
+class AnyRun:
+    """A run folder of ours, or one of CleanRL's."""
+
+    folder: Path
+    env_id: str
+    algo: str
+    args: dict  # as text
+    scalars: dict
+    points: list  # of training_episodes
+
+
+def read_any_run(folder: Path) -> AnyRun:
+    scalars, texts = read_events(folder)
+    if not scalars["charts/episodic_return"]:
+        raise UserError(f"{folder} has no curve charts/episodic_return")
+    if ours := (folder / "args.json").exists():
+        try:
+            saved = json.loads((folder / "args.json").read_text())
+            args, algo = saved["args"], saved["algo"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
+    else:  # CleanRL's arguments are a table in a text: |name|value|
+        lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
+        args = dict(line.strip("|").split("|", 1) for line in lines)
+        algo = args.get("exp_name", folder.name)
+    args = {name: str(value) for name, value in args.items()}
+    points = training_episodes(scalars, one_a_point=not ours)
+    return AnyRun(folder, args.get("env_id", "?"), algo, args, scalars, points)
+
+
+def place(name: str, value: float, cell: Cell, protocol: str) -> str:
+    """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
+    value, seeds = float(in_csv(value)), cell.values(protocol)
+    low, high, n = seeds.min(), seeds.max(), len(seeds)
+    normal = f"above {(seeds < value).sum()}, below {(seeds > value).sum()}"
+    if not low <= value <= high:
+        normal = f"outside, as one run in {(n + 1) / 2:g} is by chance"
+    seeds_text = f"{n} seeds of {cell.table}, {number(low)} to {number(high)}"
+    return f"  {name} {number(value)}; {seeds_text}: {normal}"
+
+
+def compare(folders: list[Path], picture: Path):
+    runs, cells = [read_any_run(folder) for folder in folders], read_cells()
+    for name in sorted(set().union(*(run.args for run in runs)) - {"runs_dir"}):
+        values = [run.args.get(name, "-") for run in runs]
+        if len(set(values)) > 1:
+            print(f"{name:<24} {'   '.join(values)}")
+    for run in runs:
+        print(run.folder)
+        here = [cell for cell in cells if cell.env_id == run.env_id]
+        # CleanRL's ppo_continuous_action is a ppo as well
+        here = [cell for cell in here if run.algo.startswith(cell.about["algo"])]
+        if not here:
+            print(f"  benchmarks/results/ has no seeds of {run.algo} on {run.env_id}")
+        for cell in here:
+            print(place("training return", last_episodes(run.points), cell, "training"))
+            if greedy := run.scalars["eval/episodic_return"]:
+                print(place("greedy return", greedy[-1][1], cell, "greedy"))
+    figure, axis = pyplot().subplots(figsize=(8, 5))
+    for color, run in enumerate(runs):
+        steps, returns, _ = zip(*run.points, strict=True)
+        axis.plot(steps, returns, color=f"C{color}", linewidth=1, label=str(run.folder))
+        if greedy := run.scalars["eval/episodic_return"]:
+            axis.plot(*zip(*greedy, strict=True), color=f"C{color}", marker="o", linestyle="")
+    axis.set(xlabel="steps", ylabel="return", title="lines: training episodes; dots: greedy")
+    axis.legend(fontsize=7)
+    save(figure, picture)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = ROOT / "runs"
+    parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
+    parser.add_argument("--from-csv", action="store_true", help="reads benchmarks/results/ alone")
+    parser.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("--picture", type=Path, default="compare.png", help="of --compare")
+    options = parser.parse_args()
+    try:
+        if options.compare:
+            compare(options.compare, options.picture)
+            return
+        if not options.from_csv:
+            collect(options.runs_dir)
+        for path, text in documents().items():
+            path.write_text(text)
+            print(path)
+        if cells := read_cells():
+            draw(cells, read_published(), RESULTS / "curves.png")
+    except UserError as error:
+        print(f"report.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ImportError as error:
+        advice = "pip install -r requirements-dev.txt"
+        print(f"report.py: a package is missing ({error.name}): {advice}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,428 @@
+"""Trains a campaign: tables of a config times seeds, as many runs at a time as there are cores.
+
+    python benchmarks/run.py lunarlander --algos ppo dqn --seeds 5    two tables, seeds 1 to 5
+    python benchmarks/run.py cartpole --dry-run                       prints the commands, no more
+    python benchmarks/run.py atari --algos ppo -- --env-id ALE/Qbert-v5    flags for the script
+    python benchmarks/run.py lunarlander --ray ADDRESS                on a Ray cluster
+
+Every run is a plain command of a script in algos/. Its folder is
+runs/CONFIG/TABLE/<env>/<script>/<seed>-<time>/, its output <seed>.log beside that. The same
+campaign started again skips what is finished and resumes what was cut. Exit status: 0 when every
+run is finished, 1 when one failed, 2 for wrong input, 128 + n when stopped by signal n.
+"""
+
+import argparse
+import fcntl
+import importlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
+sys.path.insert(0, str(ROOT / "algos"))
+
+
+class UserError(Exception):
+    """Something the user can mend: ends the campaign with this one line and exit status 2."""
+
+
+@dataclass
+class Job:
+    """One run of a campaign."""
+
+    table: str
+    script: str
+    flags: list[str]  # of the command that starts it
+    args: dict  # every argument of the script that follows from them
+    parent: Path  # of its run folder
+
+    @property
+    def log(self) -> Path:
+        return self.parent / f"{self.args['seed']}.log"
+
+    def __str__(self):
+        return f"{self.table}, {self.args['env_id']}, seed {self.args['seed']}"
+
+    def words(self, resume: Path | None = None) -> list[str]:
+        """The command line from the repository's root, without the interpreter."""
+        flags = ["--resume", shown(resume)] if resume else self.flags
+        return [f"algos/{self.script}.py", *flags]
+
+    def progress(self) -> tuple[int, float | None]:
+        """Steps done and steps per second, as the log says; (0, None) while it says nothing."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = re.findall(r"^ *([\d,]+) of [\d,]+ steps, ([\d,]+) steps/s", text, re.MULTILINE)
+        if not lines:
+            return 0, None
+        step, speed = (int(number.replace(",", "")) for number in lines[-1])
+        return step, max(speed, 1)
+
+
+def shown(path: Path) -> str:
+    """A path as it is typed in the repository's root."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def script_of(table: str) -> str | None:
+    """The script that a table is for: its name, or what its name begins with before a hyphen."""
+    return next((name for name in SCRIPTS if table == name or table.startswith(f"{name}-")), None)
+
+
+def evaluation_period(total_timesteps: int) -> int:
+    """A twentieth of the budget, to one digit [steps]: 76,800 gives 4,000."""
+    twentieth = max(total_timesteps / 20, 1)
+    return int(round(twentieth, -int(math.log10(twentieth))))
+
+
+def script_args(script: str, flags: list[str]) -> dict:
+    """Every argument that `flags` give to a script; UserError, or the script's own exit 2."""
+    module = importlib.import_module(script)
+    try:
+        args = module.parse_args(flags)
+    except module.UserError as error:
+        raise UserError(f"{script}.py: {error}") from None
+    settings = {k: v for k, v in asdict(args).items() if k not in module.NOT_OF_A_RUN}
+    return json.loads(json.dumps(settings))  # lists for tuples, as args.json has them
+
+
+def read_config(name: str) -> tuple[Path, dict]:
+    """The file that a name or a path means, and the tables in it that a script is for."""
+    path = Path(name).resolve() if name.endswith(".toml") else ROOT / "benchmarks" / f"{name}.toml"
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        known = sorted(p.stem for p in path.parent.glob("*.toml"))
+        raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{shown(path)}: {error}") from None
+    return path, {table: settings for table, settings in tables.items() if script_of(table)}
+
+
+def plan(options, extra: list[str]) -> list[Job]:
+    """Every run of the campaign, seed by seed, so that all tables have some seeds early."""
+    path, tables = read_config(options.config)
+    if not tables:
+        raise UserError(f"{shown(path)} has no table for {', '.join(SCRIPTS)}")
+    for table in options.algos or ():
+        if table not in tables:
+            raise UserError(f"{shown(path)} has no table [{table}], only {', '.join(tables)}")
+    runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
+    os.chdir(ROOT)  # where the commands are run, and what their paths are relative to
+    jobs = []
+    for table in dict.fromkeys(options.algos or tables):
+        script, parent = script_of(table), shown(runs_dir / table)
+        flags = ["--config", f"{shown(path)}:{table}", "--seed", str(options.first_seed)]
+        flags += ["--torch-threads", str(options.torch_threads), "--runs-dir", parent]
+        every = options.eval_frequency
+        if every is None:
+            every = evaluation_period(script_args(script, flags + extra)["total_timesteps"])
+        flags += ["--eval-frequency", str(every), *extra]
+        args = script_args(script, flags)
+        if (args["seed"], args["runs_dir"]) != (options.first_seed, parent):
+            raise UserError("after -- stands no --seed and no --runs-dir: they are the campaign's")
+        env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            flags[3] = str(seed)
+            of_seed = {**args, "seed": seed}
+            jobs.append(Job(table, script, list(flags), of_seed, runs_dir / table / env / script))
+    return sorted(jobs, key=lambda job: job.args["seed"])
+
+
+def run_folder(job: Job) -> tuple[Path | None, bool]:
+    """Where the job was run, and whether it is finished; None when it has to begin.
+
+    Raises UserError when a run of this seed had other arguments: a cell must not mix them.
+    """
+    cut = None
+    for folder in sorted(job.parent.glob(f"{job.args['seed']}-*"), reverse=True):
+        try:
+            saved = json.loads((folder / "args.json").read_text())["args"]
+        except FileNotFoundError:  # killed before its first step
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{shown(folder)}/args.json cannot be read: {error}") from None
+        names = (saved.keys() | job.args.keys()) - {"runs_dir"}
+        if job.args["device"] == "auto":  # which args.json has resolved
+            names.discard("device")
+        for name in sorted(names):
+            if saved.get(name) != job.args.get(name):
+                raise UserError(
+                    f"{shown(folder)} was trained with {name}={saved.get(name)}, not "
+                    f"{job.args.get(name)}: move it away, or choose another --runs-dir"
+                )
+        if (folder / "result.json").exists():
+            return folder, True
+        if cut is None and (folder / "checkpoint.pt").exists():
+            cut = folder
+    return cut, False
+
+
+class LocalRun:
+    """A run as a process of this machine, or one that an earlier campaign left running."""
+
+    def __init__(self, job: Job):
+        job.parent.mkdir(parents=True, exist_ok=True)
+        self.job, self.process = job, None
+        self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, in another function
+        # The process inherits the lock with its output. So it is held as long as the run lives,
+        # also when the campaign that started it was killed, and no run has two processes.
+        if not self.lock():
+            say(f"is running already: {job}")
+            return
+        folder, finished = run_folder(job)
+        if finished:  # since the campaign began
+            return
+        words = job.words(folder)
+        say(f"{'resumes' if folder else 'starts'}  python {shlex.join(words)}")
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C is for the campaign, which then stops its runs
+        )
+
+    def lock(self) -> bool:
+        try:
+            fcntl.flock(self.output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+
+    def poll(self) -> str | None:
+        """None while it runs; then how it ended, or "" when it must be started here."""
+        if self.process is None:
+            return "" if self.lock() else None
+        code = self.process.poll()
+        return code if code is None else f"exit status {code}: {last_line(self.job.log)}"
+
+    def stop(self):
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+
+    def close(self):
+        if self.process:
+            self.process.wait()
+        self.output.close()
+
+
+class RayRun:
+    """A run as a task of a Ray cluster; its folder comes back when it is over."""
+
+    def __init__(self, job: Job):
+        import ray
+
+        script, (config, table) = f"algos/{job.script}.py", job.flags[1].rsplit(":", 1)
+        there = Path(config).name if Path(config).is_absolute() else config
+        files = {script: Path(script).read_bytes(), there: Path(config).read_bytes()}
+        words = [script, "--config", f"{there}:{table}", *job.flags[2:], "--runs-dir", "runs"]
+        folder, _ = run_folder(job)
+        if folder:
+            files |= files_of(folder)
+            words = [script, "--resume", folder.name]
+        say(f"{'resumes' if folder else 'starts'} on Ray: {job}")
+        # Ray starts a task anew, and says so, when its node or its worker is lost
+        gpus = 1 if job.args["device"] == "cuda" else 0
+        needs = {"num_cpus": job.args["torch_threads"], "num_gpus": gpus, "max_retries": 3}
+        self.job, self.task = job, ray.remote(**needs)(run_on_a_node).remote(words, files)
+
+    def poll(self) -> str | None:
+        """None while it runs; then how it ended."""
+        import ray
+
+        if not ray.wait([self.task], timeout=0)[0]:
+            return None
+        try:
+            code, output, files = ray.get(self.task)
+        except ray.exceptions.RayError as error:
+            return f"Ray: {type(error).__name__}: {str(error).splitlines()[0]}"
+        self.job.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.job.log, "ab") as log:
+            log.write(output)
+        for name in sorted(files, key=lambda name: name.endswith("result.json")):  # that one last
+            path = self.job.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[name])
+        return f"exit status {code}: {last_line(self.job.log)}"
+
+    def stop(self):
+        import ray
+
+        ray.cancel(self.task)
+
+    def close(self):
+        pass
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """{path below the folder's parent: content}"""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}
+
+
+def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:
+    """Runs a script among these files. Returns exit status, output, the files of its run folder."""
+    with tempfile.TemporaryDirectory() as house:
+        for name, content in files.items():
+            path = Path(house) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        command, stdout = [sys.executable, *words], subprocess.PIPE
+        run = subprocess.run(command, cwd=house, stdout=stdout, stderr=subprocess.STDOUT)
+        folders = [path.parent for path in Path(house).rglob("args.json")]
+        return run.returncode, run.stdout, files_of(folders[0]) if folders else {}
+
+
+def connect(address: str) -> int:
+    """Joins a Ray cluster; how many cores it has. Raises UserError where that fails."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():  # Ray itself waits for many minutes where nobody listens
+            socket.create_connection((host, int(port)), timeout=10).close()
+        import ray
+
+        ray.init(address=address)
+        return int(ray.cluster_resources()["CPU"])
+    except ImportError:
+        raise UserError("--ray needs: pip install -r benchmarks/requirements-ray.txt") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--ray {address}: {str(error).splitlines()[0]}") from None
+
+
+def say(text: str):
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def time_left(jobs: list[Job], unfinished: list[Job], parallel: int) -> str:
+    """An estimate from the speeds that the logs tell."""
+    progress = [(job, *job.progress()) for job in jobs]
+    speeds = {job.table: speed for job, _, speed in progress if speed}
+    if not speeds:
+        return "time left not known yet"
+    slowest = min(speeds.values())  # for the tables of which nothing is known yet
+    seconds = [
+        (job.args["total_timesteps"] - step) / speeds.get(job.table, slowest)
+        for job, step, _ in progress
+        if job in unfinished
+    ]
+    return f"about {max(sum(seconds) / parallel, *seconds, 0) / 60:.0f} min left"
+
+
+def train(jobs: list[Job], parallel: int, start) -> list[str]:
+    """Trains what is not finished; `start(job)` begins a run. Returns what failed, a line each."""
+    waiting = deque(job for job in jobs if not run_folder(job)[1])
+    running, failures, told = [], [], time.monotonic()
+    say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs were finished before")
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(start(waiting.popleft()))
+            time.sleep(0.1)
+            for run in list(running):
+                ending = run.poll()
+                if ending is None:
+                    continue
+                running.remove(run)
+                run.close()
+                folder, finished = run_folder(run.job)
+                if finished:
+                    result = json.loads((folder / "result.json").read_text())
+                    say(f"finished {run.job}: greedy return {result['eval_return_mean']:.1f}")
+                elif ending:
+                    failures.append(f"{run.job}: {ending} ({shown(run.job.log)})")
+                    say(f"FAILED   {failures[-1]}")
+                else:
+                    waiting.appendleft(run.job)
+                told = -math.inf
+            if (waiting or running) and time.monotonic() - told >= 60:
+                told = time.monotonic()
+                unfinished = [*(run.job for run in running), *waiting]
+                finished = len(jobs) - len(unfinished) - len(failures)
+                left = time_left(jobs, unfinished, parallel)
+                say(f"{finished} of {len(jobs)} finished, {len(running)} running, {left}")
+    finally:
+        for run in running:
+            run.stop()
+        for run in running:
+            run.close()
+    return failures
+
+
+def parse_options(argv: list[str]):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="a file of benchmarks/ without .toml, or a path to one")
+    parser.add_argument("--algos", nargs="+", metavar="TABLE", help="tables of it; default: all")
+    parser.add_argument("--seeds", type=positive, default=5, help="how many; default 5")
+    parser.add_argument("--first-seed", type=int, default=1, help="default 1")
+    parser.add_argument("--jobs", type=positive, help="runs at a time; default: one for each core")
+    parser.add_argument("--torch-threads", type=positive, default=1, help="of a run; default 1")
+    parser.add_argument(
+        "--eval-frequency", type=int, help="steps; default: a twentieth of a run, to one digit"
+    )
+    parser.add_argument("--runs-dir", help="default: runs/CONFIG")
+    parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
+    parser.add_argument("--ray", metavar="ADDRESS", help="trains on this Ray cluster")
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
+
+
+def stop(signal_number, _):
+    raise KeyboardInterrupt(signal_number)
+
+
+def main():
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    argv = sys.argv[1:]
+    end = argv.index("--") if "--" in argv else len(argv)
+    try:
+        options = parse_options(argv[:end])
+        jobs = plan(options, argv[end + 1 :])
+        if options.dry_run:
+            for job in jobs:
+                print("python", shlex.join(job.words()))
+            return
+        cores = connect(options.ray) if options.ray else os.cpu_count()
+        parallel = options.jobs or max(cores // options.torch_threads, 1)
+        failures = train(jobs, parallel, RayRun if options.ray else LocalRun)
+    except UserError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as interrupt:
+        print("run.py: stopped; the same command goes on", file=sys.stderr)
+        sys.exit(128 + interrupt.args[0])
+    say(f"{len(jobs) - len(failures)} of {len(jobs)} runs are finished, {len(failures)} failed")
+    for failure in failures:
+        print(f"FAILED   {failure}")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,426 @@
+"""Campaigns survive what can happen to them; tables say what was worked out by hand."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import report
+import run
+
+TINY = """
+[ppo]
+env_id = "CartPole-v1"
+total_timesteps = 20_480
+checkpoint_frequency = 1024
+eval_episodes = 2
+
+[ppo-broken]
+env_id = "environments:Broken-v0"
+total_timesteps = 6144
+
+[other]
+unknown = 1
+"""
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A copy of the repository's scripts with a small config and no results."""
+    for name in ("algos", "benchmarks"):
+        ignored = shutil.ignore_patterns("results", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "benchmarks" / "tiny.toml").write_text(TINY)
+    yield tmp_path
+    for process in runs_alive(tmp_path):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def campaign(house):
+    """campaign("--seeds", "1") starts one in the house."""
+    started = []
+
+    def start(*flags) -> subprocess.Popen:
+        command = [sys.executable, str(house / "benchmarks" / "run.py"), "tiny", *flags]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def runs_alive(house: Path) -> list[int]:
+    """The processes that train in this folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"algos/ppo.py" in words and (folder / "cwd").resolve().is_relative_to(house):
+                found.append(int(folder.name))
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+def wait_for(condition):
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def checkpoints(house: Path) -> dict:
+    """{file: time of its last change} of the runs that are not finished."""
+    found = house.glob("runs/tiny/*/*/*/*/checkpoint.pt")
+    return {p: p.stat().st_mtime_ns for p in found if not (p.parent / "result.json").exists()}
+
+
+def cells(house: Path) -> tuple[str, list]:
+    """The CSV and the run hashes of the one cell."""
+    script = house / "benchmarks" / "report.py"
+    subprocess.run([sys.executable, script], check=True, stdout=subprocess.DEVNULL)
+    (path,) = (house / "benchmarks" / "results").glob("*.json")
+    hashes = [run["run_hash"] for run in json.loads(path.read_text())["runs"]]
+    return path.with_suffix(".csv").read_text(), hashes
+
+
+def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
+    flags = ["--algos", "ppo", "--seeds", "2", "--jobs", "2", "--eval-frequency", "5000"]
+    code, out, _ = ended(campaign(*flags))
+    assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
+    whole, hashes = cells(house)
+    (house / "runs").rename(house / "whole")
+
+    first = campaign(*flags)
+    wait_for(lambda: len(checkpoints(house)) == 2)
+    before = checkpoints(house)
+    wait_for(lambda: all(before[p] != t for p, t in checkpoints(house).items()))
+    first.kill()
+    first.wait()
+    killed, survivor = runs_alive(house)
+    os.kill(killed, signal.SIGKILL)
+    os.kill(survivor, signal.SIGSTOP)  # so that it is still there when the next campaign comes
+    second = campaign(*flags)
+    lines = []
+    while "is running already" not in "".join(lines):
+        lines.append(second.stdout.readline())
+        assert lines[-1], second.stderr.read() + "".join(lines)
+    os.kill(survivor, signal.SIGCONT)
+    code, out, _ = ended(second)
+    assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
+    assert "".join([*lines, out]).count("resumes  python algos/ppo.py") == 1
+    assert cells(house) == (whole, hashes)
+    assert len(list(house.glob("runs/tiny/ppo/CartPole-v1/ppo/*/result.json"))) == 2
+
+    table = (house / "README.md").read_text()
+    assert "| CartPole-v1 | ppo | 20,480 | 1 to 2 |" in table and "too few seeds" in table
+    results = [json.loads(p.read_text()) for p in house.glob("runs/tiny/*/*/*/*/result.json")]
+    for result in results:
+        rows = [line.split(",") for line in whole.splitlines()]
+        (final,) = [r for r in rows if r[:3] == ["greedy", str(result["seed"]), "20480"]]
+        assert float(final[3]) == pytest.approx(result["eval_return_mean"], rel=1e-5)
+    assert (house / "benchmarks" / "results" / "curves.png").stat().st_size > 10_000
+
+
+def test_a_killed_run_is_reported_and_resumed_by_the_next_campaign(house, campaign):
+    flags = ["--algos", "ppo", "--seeds", "1"]
+    process = campaign(*flags)
+    wait_for(lambda: checkpoints(house))
+    os.kill(runs_alive(house)[0], signal.SIGKILL)
+    code, out, _ = ended(process)
+    assert code == 1 and "0 of 1 runs are finished, 1 failed" in out
+    assert "FAILED   ppo, CartPole-v1, seed 1: exit status -9" in out
+    code, out, _ = ended(campaign(*flags))
+    assert code == 0 and "resumes  python algos/ppo.py --resume runs/tiny/ppo/" in out
+
+
+def test_what_a_dry_run_prints_can_be_pasted(house, campaign):
+    code, out, _ = ended(campaign("--algos", "ppo", "--seeds", "2", "--dry-run"))
+    assert code == 0 and not (house / "runs").exists()
+    lines = out.splitlines()
+    assert [shlex.split(line)[5] for line in lines] == ["1", "2"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    subprocess.run(lines[0], shell=True, cwd=house, env=environment, check=True)
+    code, out, _ = ended(campaign("--algos", "ppo", "--seeds", "1"))
+    assert code == 0 and "1 of 1 runs were finished before" in out and "starts" not in out
+
+
+def test_failures_end_a_campaign_with_a_summary(house, campaign):
+    code, out, _ = ended(campaign("--seeds", "1", "--jobs", "1"))
+    assert code == 1 and "finished ppo, CartPole-v1, seed 1" in out
+    summary, failure = out.splitlines()[-2:]
+    assert "1 of 2 runs are finished, 1 failed" in summary
+    assert failure.startswith("FAILED   ppo-broken, environments:Broken-v0, seed 1: exit status 1")
+    log = house / failure.split("(")[-1].rstrip(")")
+    assert "is nan at step" in failure and "is nan at step" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_campaign_stops_its_runs(house, campaign, number):
+    flags = ["--algos", "ppo", "--jobs", "2", "--", "--total-timesteps", "8000000"]
+    process = campaign(*flags)
+    wait_for(lambda: len(checkpoints(house)) == 2)
+    process.send_signal(number)
+    code, _, err = ended(process)
+    assert code == 128 + number and err == "run.py: stopped; the same command goes on\n"
+    assert runs_alive(house) == []
+
+
+def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign, monkeypatch):
+    reason = "ray is not installed: pip install -r benchmarks/requirements-ray.txt"
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason=reason)
+    flags = ["--algos", "ppo", "--seeds", "2"]
+    code, _, _ = ended(campaign(*flags))
+    assert code == 0
+    local = cells(house)
+    (house / "runs").rename(house / "local")
+
+    (house / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(house / "tmp"))  # where the nodes run the script
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # Ray's sockets need a short path
+    node = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+    try:
+        lost = cluster.add_node(**node)
+        cluster.wait_for_nodes()
+        process = campaign(*flags, "--ray", cluster.address)
+        wait_for(lambda: len(list(house.glob("tmp/*/runs/*/*/*/checkpoint.pt"))) == 2)
+        cluster.remove_node(lost, allow_graceful=False)
+        code, out, err = ended(process)
+        assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
+        assert "will be retried" in out + err
+    finally:
+        cluster.shutdown()
+    assert cells(house) == local
+
+
+BAD_INPUT = {
+    "no config": ("nothing --dry-run", "no config benchmarks/nothing.toml, only"),
+    "no such table": ("cartpole --algos sac", "has no table [sac], only ppo"),
+    "a flag out of range": ("cartpole --algos ppo -- --gamma 2", "ppo.py: gamma=2.0"),
+    "a misspelt flag": ("cartpole --algos ppo -- --gama 1", "--gama"),
+    "a seed for the scripts": ("cartpole --algos ppo -- --seed 3", "no --seed"),
+    "no seeds": ("cartpole --seeds 0", "0 must be at least 1"),
+    "no Ray there": ("cartpole --algos ppo --ray 127.0.0.1:1", "127.0.0.1:1: [Errno 111]"),
+    "a run with other arguments": ("cartpole --algos ppo", "trained with gamma=0.5, not 0.98"),
+}
+
+
+@pytest.mark.parametrize("flags, message", BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
+    folder = tmp_path / "ppo" / "CartPole-v1" / "ppo" / "1-20260101-000000"
+    folder.mkdir(parents=True)
+    arguments = f"--config {ROOT}/benchmarks/cartpole.toml:ppo --eval-frequency 4000"
+    saved = run.script_args("ppo", f"{arguments} --torch-threads 1".split())
+    (folder / "args.json").write_text(json.dumps({"args": saved | {"gamma": 0.5}}))
+    monkeypatch.chdir(tmp_path)
+    own, _, extra = flags.partition(" -- ")
+    words = [*own.split(), "--runs-dir", str(tmp_path)]
+    words += ["--", *extra.split()] if extra else []
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(SystemExit) as exit:
+        run.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    captured = capsys.readouterr()
+    assert exit.value.code == 2
+    assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_the_period_of_evaluations_is_a_twentieth_to_one_digit():
+    budgets = [1, 100, 50_000, 76_800, 1_000_000, 10_000_000]
+    periods = [run.evaluation_period(budget) for budget in budgets]
+    assert periods == [1, 5, 2_000, 4_000, 50_000, 500_000]
+
+
+def test_the_time_left_follows_from_the_logs(tmp_path):
+    def job(table, seed, log):
+        found = run.Job(table, "ppo", [], {"seed": seed, "total_timesteps": 4000}, tmp_path)
+        if log:
+            found.log.write_text(log)
+        return found
+
+    silent, new = job("ppo", 1, ""), job("ppo-mine", 2, "it begins\n")
+    assert run.time_left([silent, new], [silent, new], 1) == "time left not known yet"
+    line = "       {:,} of 4,000 steps, {} steps/s, return 1.0\n"
+    half = job("ppo", 3, line.format(400, 99) + line.format(1000, 10))
+    over = job("ppo", 4, line.format(4000, 10))
+    jobs = [half, new, over]  # 3,000 steps and 4,000 steps at 10 a second: 700 s
+    assert run.time_left(jobs, [half, new], 1) == "about 12 min left"
+    assert run.time_left(jobs, [half, new], 2) == "about 7 min left"  # the longer one, 400 s
+
+
+def published(mean, spread, seeds, steps=100, protocol="greedy"):
+    here = ("CartPole-v1", ["ppo", "ppo-*"], protocol, mean, spread, seeds, steps)
+    return report.Published(*here, "CartPole-v0", "a paper", "https://example.org", "")
+
+
+@pytest.mark.parametrize(
+    "ours, row, expected",
+    [
+        # mean 4, standard deviation 1, t(2) = 4.303: significant beyond 4.303 / sqrt(3) = 2.484
+        ([3, 4, 5], published(1.5, 9.0, 1), "above"),
+        ([3, 4, 5], published(6.5, None, 3), "below"),
+        ([3, 4, 5], published(1.55, 9.0, 1), "too few seeds to tell"),
+        ([3, 4, 5], published(3.1, 9.0, 1), "within"),
+        # Welch: standard error sqrt(1/3 + 1/3), t(4) = 2.776: significant beyond 2.267
+        ([3, 4, 5], published(1.7, 1.0, 3), "above"),
+        ([3, 4, 5], published(6.3, 1.0, 3), "below"),
+        ([3, 4, 5], published(1.8, 1.0, 3), "too few seeds to tell"),
+        ([3, 4, 5], published(4.9, 1.0, 3), "within"),
+        ([500, 500, 500], published(500.0, 0.0, 1), "within"),
+        ([500, 500, 500], published(499.0, 0.0, 1), "above"),
+        ([3, 9], published(-1e9, 1.0, 1), "too few seeds to tell"),
+        ([3, 4, 5], published(1.5, 9.0, 1, steps=99), "trained longer"),
+    ],
+)
+def test_verdicts(ours, row, expected):
+    assert report.verdict(np.array(ours, float), 100, row) == expected
+
+
+def test_interquartile_mean():
+    assert report.iqm(np.array([100, 1, 0, 2, 3, 4, 5, 6])) == 3.5  # of 2, 3, 4, 5
+    assert report.iqm(np.array([1, 2, 3, 4, 100])) == 3  # of 2, 3, 4
+    assert report.iqm(np.array([1, 2, 9])) == 4  # of all
+
+
+def test_bootstrap_intervals():
+    assert tuple(report.interval(report.iqm, np.array([0.0, 1.0]))) == (0, 1)
+    assert report.interval(report.iqm, np.array([1.0])) is None
+    # a resample of one 1 and nine 0 has 3 ones or less with probability 0.987, 2 or less with 0.930
+    low, high = report.interval(np.mean, np.eye(10)[0])
+    assert (low, high) == pytest.approx((0, 0.3))
+
+
+def test_probability_of_improvement():
+    assert report.improvement(np.array([1, 2]), np.array([1, 0])) == 3.5 / 4
+    low, high = report.interval(report.improvement, np.array([1.0, 2, 3]), np.array([5.0, 6]))
+    assert (low, high) == (0, 0)
+
+
+def test_training_return():
+    scalars = {
+        "charts/episodic_return": [(500, 10.0), (1000, 20.0)],
+        "charts/episodic_length": [(500, 100.0), (1000, 250.0)],
+    }
+    points = report.training_episodes(scalars, one_a_point=False)
+    assert points == [(500, 10.0, 5.0), (1000, 20.0, 2.0)]
+    assert report.last_episodes(points, count=3) == (2 * 20 + 1 * 10) / 3
+    assert report.last_episodes(points, count=100) == (2 * 20 + 5 * 10) / 7
+    # 40 steps to a window: (0, 40], (40, 80], ...
+    points = [(40, 1.0, 1.0), (41, 2.0, 1.0), (80, 5.0, 2.0), (4000, 7.0, 1.0)]
+    assert report.windows(points, 4000) == {40: 1, 80: 4, 4000: 7}
+
+
+def a_run(seed: int, final: float, **changed) -> dict:
+    """What report.read_run gives."""
+    result = {"steps": 100, "seconds": 60 * seed, "eval_episodes": 10, "run_hash": f"{seed}"}
+    return {
+        "folder": Path(f"runs/{seed}"),
+        "env_id": "CartPole-v1",
+        "algo": "ppo",
+        "seed": seed,
+        "result": {"seed": seed, **result},
+        "args": {"seed": seed, "runs_dir": "runs", "gamma": 0.9, **changed},
+        "versions": {"torch": "2"},
+        "command": "python algos/ppo.py --seed 1 --runs-dir runs/ppo --gamma 0.9",
+        "returns": {
+            "greedy": {50: 10.0 * seed, 100: final},
+            "training": {60: 1.0, 100: 2.0} if seed == 1 else {100: 4.0},
+            "last100": {100: final / 2},
+        },
+    }
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A cell of three seeds, with greedy returns 3, 4, 5 at the end."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)])
+    return tmp_path
+
+
+def test_a_cell_comes_back_from_its_files(results):
+    (cell,) = report.read_cells()
+    assert cell.values("greedy").tolist() == [3, 4, 5]
+    assert cell.values("training").tolist() == [1.5, 2, 2.5]
+    assert cell.values("best").tolist() == [10, 20, 30]
+    steps, returns = cell.curve("training")  # where all seeds have one
+    assert steps.tolist() == [100] and returns.tolist() == [[2], [4], [4]]
+
+
+def test_the_tables(results):
+    rows = [published(1.5, 9.0, 1), published(1.9, 0.5, 3, protocol="training")]
+    line = report.results_table(report.read_cells(), rows).splitlines()[-1]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:4] == ["CartPole-v1", "ppo-mine", "100", "1 to 3"]
+    assert cells[4:7] == ["4.0 [3.0, 5.0]", "4.0 ± 1.0", "2.0 ± 0.5"]
+    assert "greedy 1.5 ([a paper](https://example.org)): above" in cells[7]
+    assert "training 1.9 ([a paper](https://example.org)): within" in cells[7]
+    assert cells[8:] == ["2.0", "`python algos/ppo.py --seed 1 --gamma 0.9`"]
+    beside = report.published_table(report.read_cells(), rows)
+    assert "| 4.0 ± 1.0 | 3 | 100 | 1.5 ± 9.0 | 1 agent | 100 | CartPole-v0 |" in beside
+    assert "| 20.0 ± 10.0 | 50 | 2 |" in report.best_table(report.read_cells())
+
+
+def test_a_cell_refuses_runs_that_differ(results):
+    with pytest.raises(report.UserError, match=r"gamma=0.5, runs/1 0.9"):
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0, gamma=0.5)])
+    with pytest.raises(report.UserError, match="the same seed twice"):
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(1, 3.0)])
+
+
+def test_runs_are_compared_cleanrls_too(results, capsys):
+    from torch.utils.tensorboard import SummaryWriter
+
+    arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": 0.99}
+    for name, value in (("cleanrl", 2.2), ("ours", 8.0)):
+        with SummaryWriter(results / name) as writer:
+            for step in range(0, 3000, 10):
+                writer.add_scalar("charts/episodic_return", value, step)
+                writer.add_scalar("charts/episodic_length", 10, step)
+            if name == "cleanrl":
+                rows = "\n".join(f"|{key}|{value}|" for key, value in arguments.items())
+                writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
+    (results / "ours" / "args.json").write_text(json.dumps(saved))
+    report.compare([results / "cleanrl", results / "ours"], results / "compare.png")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "gamma 0.99 0.9" in out and "env_id" not in out
+    assert "return 2.2; 3 seeds of ppo-mine, 1.5 to 2.5: above 2, below 1" in out
+    assert "return 8.0; 3 seeds of ppo-mine, 1.5 to 2.5: outside, as one run in 2 is" in out
+    assert (results / "compare.png").stat().st_size > 10_000
+    with pytest.raises(report.UserError, match="has no curve"):
+        report.compare([results], results / "compare.png")
+
+
+def test_the_documents_hold_what_the_results_say():
+    for path, text in report.documents().items():
+        assert path.read_text() == text, f"make report rewrites {path}"
+
+
+def test_published_rows_are_whole():
+    rows = report.read_published()
+    assert len({(r.env_id, *r.tables, r.protocol, r.source, r.mean) for r in rows}) == len(rows)
+    for row in rows:
+        assert row.protocol in ("greedy", "training", "best") and row.url.startswith("https://")
+        assert row.source and row.tables and row.seeds >= 1 and row.steps >= 10_000
