@@ -1,5 +1,6 @@
 """What all tests share: the scripts as modules and as commands, and small environments."""
 
+import json
 import os
 import re
 import subprocess
@@ -19,8 +20,8 @@ torch.set_num_threads(1)
 class Result:
     """What a finished script left behind."""
 
-    def __init__(self, process: subprocess.CompletedProcess):
-        self.status, self.out, self.err = process.returncode, process.stdout, process.stderr
+    def __init__(self, status: int, out: str, err: str):
+        self.status, self.out, self.err = status, out, err
 
     def line(self, name: str) -> str:
         """The rest of the line of the output that begins with `name`."""
@@ -31,18 +32,32 @@ class Result:
         return self.line("run hash")
 
 
+@pytest.fixture(scope="session")
+def server():
+    command = [sys.executable, ROOT / "tests" / "forkserver.py"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.fixture
-def script(tmp_path):
+def script(server, tmp_path, tmp_path_factory):
     """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is."""
+    outputs = tmp_path_factory.mktemp("outputs")
 
     def run(name: str, *flags, ok: bool = True) -> Result:
-        command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
-        process = subprocess.run(
-            [str(word) for word in command], cwd=tmp_path, capture_output=True, text=True
-        )
-        if ok:
-            assert process.returncode == 0, process.stderr
-        return Result(process)
+        job = {
+            "command": [str(word) for word in (ROOT / "algos" / f"{name}.py", *flags)],
+            "cwd": str(tmp_path),
+            "out": str(outputs / "out"),
+            "err": str(outputs / "err"),
+        }
+        print(json.dumps(job), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        result = Result(status, (outputs / "out").read_text(), (outputs / "err").read_text())
+        assert status == 0 or not ok, result.err
+        return result
 
     return run
 

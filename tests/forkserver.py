@@ -1,0 +1,42 @@
+"""Runs scripts in forks of a process that has imported what they import: two seconds less for each.
+
+Reads a line of JSON for each run, {"command": [script, flags ...], "cwd": ..., "out": ..., "err":
+...}, and answers with its exit status.
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+
+import gymnasium  # noqa: F401
+import numpy  # noqa: F401
+import torch.utils.tensorboard  # noqa: F401
+import tqdm  # noqa: F401
+import tyro  # noqa: F401
+
+
+def run(command, cwd, out, err) -> int:
+    os.chdir(cwd)
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv, status = command, 0
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as exit:
+        status = exit.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(run(**json.loads(line)))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
