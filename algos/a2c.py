@@ -1368,11 +1368,14 @@ def command_line() -> str:
 
 
 def describe(args: RunArgs) -> dict:
-    """What args.json holds: every argument, the command, and the versions behind it."""
+    """What args.json holds: every argument, the command, and the versions behind it, of the script
+    its SHA-256.
+    """
     settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
     provider = str(env_spec(args.env_id).entry_point).split(".")[0].split(":")[0]
     packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", provider]
-    versions = {"python": platform.python_version()}
+    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    versions = {"python": platform.python_version(), f"{ALGO}.py": script}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import hashlib
 import importlib
 import json
 import random
@@ -102,6 +103,8 @@ def test_what_a_run_leaves_behind(script, name, tmp_path):
     assert saved["env_id"] == folder.parts[-3] and saved["algo"] == name and saved["seed"] == 1
     described = json.loads((folder / "args.json").read_text())
     assert described["args"]["total_timesteps"] == steps and "torch" in described["versions"]
+    source = (ROOT / "algos" / f"{name}.py").read_bytes()
+    assert described["versions"][f"{name}.py"] == hashlib.sha256(source).hexdigest()
     points = scalars(folder)
     tags = {tag for tag, _ in points}
     expected = "charts/episodic_return charts/episodic_length eval/episodic_return " + TAGS[name]
