@@ -56,9 +56,9 @@ class Args:
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
     """Environments stepped side by side."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     """Adam's step size, at the start."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Lowers the learning rate linearly to 0, over total_timesteps."""
     buffer_size: int = 100_000
     """Transitions that the replay buffer holds, of all environments together."""
@@ -72,9 +72,9 @@ class Args:
     """Minibatches learned from each time."""
     batch_size: int = 128
     """Transitions in a minibatch."""
-    target_network_frequency: int = 100
+    target_network_frequency: int = 8
     """Steps between updates of the target network."""
-    tau: float = 1.0
+    tau: float = 0.02
     """Share of the online network that the target network takes over each time; 1 copies it."""
     start_e: float = 1.0
     """Probability of a random action at the start."""
@@ -96,7 +96,7 @@ class Args:
     """Return at the first atom."""
     v_max: float = 10.0
     """Return at the last atom."""
-    n_step: int = 1
+    n_step: int = 3
     """Rewards summed before the target network is asked."""
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, with one atom; with more it is the cross-entropy."""
