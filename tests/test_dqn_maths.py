@@ -314,6 +314,27 @@ def test_samples_are_uniform_over_what_is_held():
     assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom
 
 
+def test_samples_are_not_consecutive():
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    buffer, ends = dqn.ReplayBuffer(1000, 1, space), np.zeros(1, np.bool_)
+    for t in range(1000):
+        time = np.float32([[t]])
+        buffer.add(time, np.zeros(1, np.int64), time[:, 0], ends, ends, time + 1, time + 1)
+    times = buffer.sample(1000, 1, 0.9, np.random.default_rng(0))["rewards"]
+    assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
+
+
+def test_evaluations_explore_as_much_as_they_are_told():
+    q_network, obs = network(), np.zeros((100, OBS), np.float32)
+
+    def actions(seed, **settings):
+        rng = np.random.default_rng(seed)
+        return dqn.evaluation_action(q_network, obs, rng, arguments(**settings))
+
+    np.testing.assert_array_equal(actions(0), actions(1))
+    assert (actions(0, eval_epsilon=1.0) != actions(1, eval_epsilon=1.0)).any()
+
+
 def test_a_transition_of_atari_takes_at_most_7200_bytes():
     space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     buffer = dqn.ReplayBuffer(10_000, 2, space, stack=4)
