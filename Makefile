@@ -1,5 +1,6 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
+# make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 
 PYTHON ?= python3
@@ -10,6 +11,9 @@ train: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
+
+bugs: .venv/installed-dev
+	$(BIN)/python bugs/check.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
@@ -22,7 +26,7 @@ tensorboard: .venv/installed
 	$(BIN)/tensorboard --logdir runs
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .ruff_cache algos/__pycache__ tests/__pycache__
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache */__pycache__
 
 # torch comes first and alone: asked for by another package it would bring gigabytes of CUDA
 .venv/installed: requirements.txt
@@ -43,4 +47,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test speed lint tensorboard clean
+.PHONY: train test bugs speed lint tensorboard clean
