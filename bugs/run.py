@@ -14,41 +14,39 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 from check import ROOT, broken, load
 
 
 def train(script: Path, flags: list[str], folder: Path) -> list[float]:
-    """Runs the script; returns `eval_return_mean` of all its runs in `folder`."""
+    """Runs the script once; returns its `eval_return_mean`, or nothing if it failed."""
     command = [sys.executable, script, *flags, "--runs-dir", folder]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}  # for environments:Name-v0
+    before = set(folder.glob("*/*/*/result.json"))
     subprocess.run([str(word) for word in command], env=environment, check=False)
-    results = sorted(folder.glob("*/*/*/result.json"))
+    results = set(folder.glob("*/*/*/result.json")) - before
     return [json.loads(path.read_text())["eval_return_mean"] for path in results]
 
 
 def main():
     bugs = {bug["name"]: bug for bug in load()["bug"]}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    parser = argparse.ArgumentParser(usage="run.py NAME [--seeds N] [-- flags of the script]")
     parser.add_argument("name", choices=bugs, metavar="NAME", help=", ".join(bugs))
     parser.add_argument("--seeds", type=int, default=1, help="runs of each kind, from seed 1")
-    parser.add_argument("flags", nargs="*", help="flags of the script, behind --")
-    args = parser.parse_args()
+    args = parser.parse_args(sys.argv[1:end])
     bug, folder = bugs[args.name], ROOT / "runs" / "bugs" / args.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / bug["file"]).write_text(broken(bug))
     scripts = {"healthy": ROOT / "algos" / bug["file"], "broken": folder / bug["file"]}
-    returns = {}
+    returns = {"healthy": [], "broken": []}
     for seed in range(1, args.seeds + 1):
         for kind, script in scripts.items():
-            flags = [*bug["flags"], *args.flags, "--seed", seed]
-            returns[kind] = train(script, flags, folder / kind)
+            print(f"\n{kind}, seed {seed}", flush=True)
+            flags = [*bug["flags"], *sys.argv[end + 1 :], "--seed", seed]
+            returns[kind] += train(script, flags, folder / kind)
     print()
     for kind, values in returns.items():
-        mean = f"{np.mean(values):.1f}" if values else "none"
-        print(f"{kind:<8} return {mean} over {len(values)} runs: {[round(v, 1) for v in values]}")
+        print(f"{kind:<8} returns {', '.join(f'{value:.1f}' for value in values) or 'none'}")
     print(f"tensorboard --logdir {folder}")
 
 

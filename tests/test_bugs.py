@@ -1,5 +1,6 @@
 """The collection of mistakes: data that fits the scripts, and a sample of what `make bugs` does."""
 
+import importlib
 import sys
 
 import pytest
@@ -26,6 +27,12 @@ def test_a_bug_fits_its_script(name):
     file, function = bug["test"].split("[")[0].split("::")
     assert file != "tests/test_copies.py"
     assert f"def {function}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_its_flags_are_those_of_the_script(name):
+    module = importlib.import_module(BUGS[name]["file"].removesuffix(".py"))
+    module.parse_args(BUGS[name]["flags"])
 
 
 def test_a_text_that_is_not_there_once_is_refused():
