@@ -1228,13 +1228,16 @@ class Run:
 
     def restore(self):
         """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
+        path = self.folder / "checkpoint.pt"
         try:
             for name, part in self.parts.items():
                 state = self.checkpoint["parts"][name]
                 if isinstance(part, np.random.Generator):
                     part.bit_generator.state = state
                 elif hasattr(part, "load"):
+                    path = self.folder / "replay-*.npz"
                     part.load(self.folder, state)
+                    path = self.folder / "checkpoint.pt"
                 else:
                     part.load_state_dict(state)
             torch.set_rng_state(self.checkpoint["torch_rng"])
@@ -1244,9 +1247,9 @@ class Run:
             )
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
-        except (KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-            text = f"does not fit this script: {first_line(error)}"
-            raise UserError(f"{self.folder}/checkpoint.pt {text}") from None
+        except Exception as error:  # a damaged file fails in as many ways as it has bytes
+            text = f"is damaged, or does not fit this script: {first_line(error)}"
+            raise UserError(f"{path} {text}") from None
         for path in self.folder.glob("events.out.tfevents.*"):
             size = self.checkpoint["event_files"].get(path.name)
             if size is None:
