@@ -27,6 +27,7 @@ import signal
 import sys
 import time
 import tomllib
+import traceback
 import zipfile
 import zlib
 from collections import deque
@@ -963,8 +964,17 @@ class Run:
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
-        obs, _ = self.envs.reset(seed=seeds)
+        try:
+            obs, _ = self.envs.reset(seed=seeds)
+        except Exception as error:
+            raise self.environment_failed(error) from error
         return as_obs(obs)
+
+    def environment_failed(self, error: Exception) -> RunFailed:
+        """The environment's own error in a line: which, when, what and where."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {first_line(error)} ({place.filename}:{place.lineno})"
+        return RunFailed(f"{self.args.env_id} failed after step {self.step_count}: {what}")
 
     def step(self, actions):
         """Steps every environment once.
@@ -974,7 +984,10 @@ class Run:
         observation of the next and successors the true last one; elsewhere the two are equal.
         """
         actions = actions.reshape(self.envs.action_space.shape)
-        next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        try:
+            next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        except Exception as error:
+            raise self.environment_failed(error) from error
         next_obs = successors = as_obs(next_obs)
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
