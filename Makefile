@@ -1,5 +1,6 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
+# make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 
@@ -11,6 +12,9 @@ train: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
+
+bugs: .venv/installed-dev
+	$(BIN)/python bugs/check.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
@@ -47,4 +51,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test speed report lint tensorboard clean
+.PHONY: train test bugs speed report lint tensorboard clean

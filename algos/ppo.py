@@ -23,13 +23,13 @@ import importlib
 import json
 import math
 import os
-import pickle
 import platform
 import re
 import signal
 import sys
 import time
 import tomllib
+import traceback
 import zipfile
 import zlib
 from collections import deque
@@ -1101,8 +1101,17 @@ class Run:
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
-        obs, _ = self.envs.reset(seed=seeds)
+        try:
+            obs, _ = self.envs.reset(seed=seeds)
+        except Exception as error:
+            raise self.environment_failed(error) from error
         return as_obs(obs)
+
+    def environment_failed(self, error: Exception) -> RunFailed:
+        """The environment's own error in a line: which, when, what and where."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {first_line(error)} ({place.filename}:{place.lineno})"
+        return RunFailed(f"{self.args.env_id} failed after step {self.step_count}: {what}")
 
     def step(self, actions):
         """Steps every environment once.
@@ -1112,7 +1121,10 @@ class Run:
         observation of the next and successors the true last one; elsewhere the two are equal.
         """
         actions = actions.reshape(self.envs.action_space.shape)
-        next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        try:
+            next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        except Exception as error:
+            raise self.environment_failed(error) from error
         next_obs = successors = as_obs(next_obs)
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
@@ -1233,13 +1245,16 @@ class Run:
 
     def restore(self):
         """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
+        path = self.folder / "checkpoint.pt"
         try:
             for name, part in self.parts.items():
                 state = self.checkpoint["parts"][name]
                 if isinstance(part, np.random.Generator):
                     part.bit_generator.state = state
                 elif hasattr(part, "load"):
+                    path = self.folder / "replay-*.npz"
                     part.load(self.folder, state)
+                    path = self.folder / "checkpoint.pt"
                 else:
                     part.load_state_dict(state)
             torch.set_rng_state(self.checkpoint["torch_rng"])
@@ -1249,9 +1264,9 @@ class Run:
             )
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
-        except (KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-            text = f"does not fit this script: {first_line(error)}"
-            raise UserError(f"{self.folder}/checkpoint.pt {text}") from None
+        except Exception as error:  # a damaged file fails in as many ways as it has bytes
+            text = f"is damaged, or does not fit this script: {first_line(error)}"
+            raise UserError(f"{path} {text}") from None
         for path in self.folder.glob("events.out.tfevents.*"):
             size = self.checkpoint["event_files"].get(path.name)
             if size is None:
@@ -1401,12 +1416,17 @@ def new_run_folder(args: RunArgs) -> Path:
 
 
 def load_checkpoint(folder: Path) -> dict:
+    """checkpoint.pt, after its checksums were compared, which torch.load does not do."""
+    path = folder / "checkpoint.pt"
     try:
-        return torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+        with zipfile.ZipFile(path) as file:
+            if damaged := file.testzip():
+                raise ValueError(f"the checksum of {damaged} is wrong")
+        return torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise UserError(f"{folder} has no checkpoint.pt") from None
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise UserError(f"{folder}/checkpoint.pt cannot be read: {first_line(error)}") from None
+    except Exception as error:  # a damaged file fails in as many ways as it has bytes
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def print_result(folder: Path, returns, digest: str):

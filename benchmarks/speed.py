@@ -171,7 +171,7 @@ def events(path: Path):
     return EventFileLoader(str(path)).Load()
 
 
-def run_peer(cell: Cell, library: str) -> dict:
+def run_peer(cell: Cell, library: str, folder: str) -> dict:
     algo, settings = cell.peers[library]
     arguments = {
         "library": LIBRARIES[library],
@@ -184,7 +184,7 @@ def run_peer(cell: Cell, library: str) -> dict:
         "last": cell.last,
     }
     command = [PEERS, ROOT / "benchmarks" / "peers.py", json.dumps(arguments)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if process.returncode:
         sys.exit(f"{library} failed: {process.stderr.strip().splitlines()[-1]}")
     return json.loads(process.stdout.strip().splitlines()[-1])
@@ -226,7 +226,7 @@ def measure(name: str, repeats: int, folder: str) -> list[dict]:
     for _ in range(repeats):
         runs["ours"].append(run_ours(cell, folder))
         for library in cell.peers:
-            runs[library].append(run_peer(cell, library))
+            runs[library].append(run_peer(cell, library, folder))
     ceiling = cell.mflop / measured_gflops(cell.threads) / 1e3 + 1 / measured_env_sps(cell)
     medians = {k: statistics.median(run["sps"] for run in runs[k]) for k in runs}
     fastest, rows = max(cell.peers, key=medians.get), []

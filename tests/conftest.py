@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -85,3 +86,13 @@ def only_run(folder: Path) -> Path:
 
 def hash_of_parameters(module) -> list:
     return [p.detach().numpy().tobytes() for p in module.parameters()]
+
+
+def hand_stepped(env_id, seed, actions):
+    """One environment stepped by hand; yields the transition and what the next step begins with."""
+    env = gym.make(env_id)
+    obs, _ = env.reset(seed=seed)
+    for action in actions:
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        yield obs, reward, terminated, truncated, next_obs
+        obs = env.reset()[0] if terminated or truncated else next_obs

@@ -101,6 +101,15 @@ class Rich(Clock):
         return obs, 10.0, terminated, truncated, info
 
 
+class Uneven(Clock):
+    """Episodes whose length the seed decides."""
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.length = int(self.np_random.integers(3, 30))
+        return result
+
+
 class Picture(Clock):
     """Images of any shape; pixel (row, column) of channel c is row + 2 column + 3 c + time."""
 
@@ -133,9 +142,12 @@ register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("Rich-v0", Rich)
+register("Uneven-v0", Uneven)
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
+PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
+register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)
 CAR = "gymnasium.envs.box2d:CarRacing"
 register("ShortCarRacing-v0", CAR, max_episode_steps=20)

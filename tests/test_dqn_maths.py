@@ -124,8 +124,8 @@ def random_batch(rng, size=BATCH):
         "obs": obs,
         "next_obs": next_obs,
         "actions": rng.integers(ACTIONS, size=size),
-        "rewards": rng.normal(size=size).astype(np.float32),
-        "terminated": rng.random(size) < 0.3,
+        "rewards": rng.normal(scale=3, size=size).astype(np.float32),
+        "terminated": np.arange(size) % 3 == 0,
         "discounts": rng.uniform(0.5, 1, size).astype(np.float32),
     }
     return {name: torch.as_tensor(array) for name, array in batch.items()}
@@ -140,7 +140,7 @@ def test_the_td_loss_by_hand(double, loss):
         for p in target.parameters():
             p.add_(torch.randn(p.shape) * 0.5)
     q, next_target = online(batch["obs"])[..., 0], target(batch["next_obs"])[..., 0]
-    next_online, errors = online(batch["next_obs"])[..., 0], []
+    next_online, errors, losses = online(batch["next_obs"])[..., 0], [], []
     choices = 0
     for b in range(BATCH):
         chooser = next_online if double else next_target
@@ -150,10 +150,12 @@ def test_the_td_loss_by_hand(double, loss):
         y = batch["rewards"][b].item() + batch["discounts"][b].item() * value
         error = q[b, batch["actions"][b]].item() - y
         huber = 0.5 * error**2 if abs(error) < 1 else abs(error) - 0.5
-        errors.append(error**2 if loss == "mse" else huber)
+        errors.append(error)
+        losses.append(error**2 if loss == "mse" else huber)
     assert (choices > 0) == double  # the two ways differ on this batch
+    assert min(errors) < -1 and max(errors) > 0 and min(map(abs, errors)) < 1
     computed, _ = dqn.q_loss(online, target, batch, arguments(double=double, loss=loss))
-    assert computed.item() == pytest.approx(np.mean(errors), rel=1e-4)
+    assert computed.item() == pytest.approx(np.mean(losses), rel=1e-4)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -312,6 +314,27 @@ def test_samples_are_uniform_over_what_is_held():
     assert counts[:38].sum() == 0
     chi_square = ((counts[38:] - 1000) ** 2 / 1000).sum()
     assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom
+
+
+def test_samples_are_not_consecutive():
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    buffer, ends = dqn.ReplayBuffer(1000, 1, space), np.zeros(1, np.bool_)
+    for t in range(1000):
+        time = np.float32([[t]])
+        buffer.add(time, np.zeros(1, np.int64), time[:, 0], ends, ends, time + 1, time + 1)
+    times = buffer.sample(1000, 1, 0.9, np.random.default_rng(0))["rewards"]
+    assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
+
+
+def test_evaluations_explore_as_much_as_they_are_told():
+    q_network, obs = network(), np.zeros((100, OBS), np.float32)
+
+    def actions(seed, **settings):
+        rng = np.random.default_rng(seed)
+        return dqn.evaluation_action(q_network, obs, rng, arguments(**settings))
+
+    np.testing.assert_array_equal(actions(0), actions(1))
+    assert (actions(0, eval_epsilon=1.0) != actions(1, eval_epsilon=1.0)).any()
 
 
 def test_a_transition_of_atari_takes_at_most_7200_bytes():

@@ -6,6 +6,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
+from conftest import hand_stepped
 
 
 def train(tmp_path, **settings):
@@ -53,16 +54,6 @@ def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
     np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.03)
 
 
-def hand_stepped(env_id, seed, actions):
-    """One environment stepped by hand; yields the transition and what the next step begins with."""
-    env = gym.make(env_id)
-    obs, _ = env.reset(seed=seed)
-    for action in actions:
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        yield obs, reward, terminated, truncated, next_obs
-        obs = env.reset()[0] if terminated or truncated else next_obs
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:ShortCartPole-v0"])
 def test_what_the_buffer_holds_is_what_single_environments_do(tmp_path, monkeypatch, env_id):
     rows = []
@@ -81,6 +72,52 @@ def test_what_the_buffer_holds_is_what_single_environments_do(tmp_path, monkeypa
             np.testing.assert_array_equal(row[5][env], next_obs)
             endings += terminated or truncated
     assert endings >= 3
+
+
+def test_every_environment_and_every_stretch_has_seeds_of_its_own():
+    seeds = [seed for step in (0, 30, 60) for seed in ppo.env_seeds(5, 1, step)]
+    seeds += ppo.env_seeds(5, 1, 0, 1) + ppo.env_seeds(5, 2, 0)  # evaluation; another run
+    assert len(set(seeds)) == 25
+
+
+def test_the_first_ratio_of_every_update_is_one(tmp_path, monkeypatch):
+    """The old log-probabilities are of the actions, weights and statistics that acted."""
+    ratios, update, loss = [], ppo.update, ppo.clipped_policy_loss
+    monkeypatch.setattr(ppo, "update", lambda *a: (ratios.append([]), update(*a))[1])
+    monkeypatch.setattr(
+        ppo, "clipped_policy_loss", lambda r, *a: (ratios[-1].append(r.tolist()), loss(r, *a))[1]
+    )
+    settings = dict(env_id="Pendulum-v1", num_envs=2, num_steps=16, total_timesteps=96)
+    train(tmp_path, **settings, norm_obs=True, learning_rate=0.02)
+    assert len(ratios) == 3
+    for of_one_update in ratios:
+        assert of_one_update[0] == pytest.approx([0.0] * 32, abs=1e-5)
+        assert max(map(abs, of_one_update[-1])) > 0.1
+
+
+def test_the_learning_rate_and_the_clipping_follow_their_schedules(tmp_path, monkeypatch):
+    seen, update = [], ppo.update
+
+    def spy(agent, optimizer, batch, args, clip_coef, rng):
+        seen.append((optimizer.param_groups[0]["lr"], clip_coef))
+        return update(agent, optimizer, batch, args, clip_coef, rng)
+
+    monkeypatch.setattr(ppo, "update", spy)
+    schedule = dict(learning_rate=8e-3, final_learning_rate=4e-3, clip_coef=0.4)
+    train(tmp_path, **schedule, num_envs=2, num_steps=5, total_timesteps=100)
+    expected = [(8e-3 - 4e-3 * i / 10, 0.4 - 0.4 * i / 10) for i in range(10)]
+    np.testing.assert_allclose(seen, expected, atol=1e-12)
+
+
+def test_an_evaluation_counts_one_whole_episode_of_each_environment():
+    args = ppo.RunArgs(env_id="environments:Uneven-v0", eval_episodes=7)
+    lengths = []
+    for seed in ppo.env_seeds(7, 1, 0, 1):
+        env = gym.make(args.env_id)
+        env.reset(seed=seed)
+        lengths.append(env.unwrapped.length)
+    assert len(set(lengths)) > 3
+    assert ppo.evaluate(ppo.Agent((1,), num_actions=2), args).tolist() == lengths
 
 
 def test_a_checkpoint_ends_all_episodes(tmp_path, monkeypatch):

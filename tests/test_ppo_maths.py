@@ -201,6 +201,16 @@ def test_observations_are_normalised_and_clipped():
     torch.testing.assert_close(features, torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
 
 
+def test_the_statistics_travel_with_the_weights(tmp_path):
+    first, second = (ppo.Agent((OBS,), num_actions=ACTIONS, norm_obs=True) for _ in range(2))
+    first.obs_moments.update(np.random.default_rng(0).normal(7, 3, (11, OBS)))
+    ppo.save_weights(first, tmp_path / "weights.npz")
+    ppo.load_weights(second, tmp_path / "weights.npz")
+    obs = 7 + torch.randn(BATCH, OBS)
+    torch.testing.assert_close(second.features(obs), first.features(obs))
+    torch.testing.assert_close(second.policy(obs), first.policy(obs))
+
+
 def make_update_batch(agent, size):
     torch.manual_seed(0)
     obs, actions = torch.randn(size, OBS), torch.randint(ACTIONS, (size,))

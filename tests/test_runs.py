@@ -167,6 +167,43 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
     assert resumed == uninterrupted and len(resumed) >= 30
 
 
+TINY = {  # two checkpoints and more; the schedules and the replay buffers go across them
+    "ppo": dict(num_envs=4, num_steps=16, total_timesteps=512, env_id="Pendulum-v1", norm_obs=True),
+    "a2c": dict(num_envs=4, num_steps=8, total_timesteps=512, norm_reward=True),
+    "dqn": dict(total_timesteps=512, learning_starts=50, exploration_fraction=1.0, n_step=3,
+        target_network_frequency=150, buffer_size=200, hidden_sizes=(16, 16)),
+    "td3": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1", batch_size=16,
+        buffer_size=200, hidden_sizes=(16, 16)),
+}  # fmt: skip
+
+
+def test_a_run_resumes_in_the_same_process(name, tmp_path, monkeypatch):
+    """As test_a_killed_run_resumes_to_the_same_end, in a second instead of half a minute."""
+    module = importlib.import_module(name)
+    end_iteration = module.Run.end_iteration
+
+    def train(**settings):
+        settings = dict(TINY[name], checkpoint_frequency=128, runs_dir=str(tmp_path)) | settings
+        run = module.Run(module.RunArgs(**settings))
+        return module.run_hash(module.train(run.args, run))
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step >= 320:
+            raise KeyboardInterrupt
+        return step
+
+    whole = train(runs_dir=str(tmp_path / "whole"))
+    monkeypatch.setattr(module.Run, "end_iteration", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    monkeypatch.undo()
+    (folder,) = tmp_path.glob("[!w]*/*/*")
+    checkpoint = module.load_checkpoint(folder)
+    assert checkpoint["step"] == 256
+    assert train(resume=str(folder)) == whole
+
+
 def test_a_finished_run_can_be_given_more_steps(script, name):
     flags = [*SHORT[name], *NO_SCHEDULE[name]]
     short = script(name, *flags)

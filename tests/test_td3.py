@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import td3
 import torch
-from conftest import hash_of_parameters
+from conftest import hand_stepped, hash_of_parameters
 
 BATCH, OBS, ACTIONS, HIDDEN = 7, 5, 3, (11, 13)
 LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
@@ -211,6 +211,14 @@ def test_the_noise_is_measured_in_half_ranges_and_clipped():
     np.testing.assert_allclose(in_env[inside.all(axis=1)].std(axis=0), expected, rtol=0.05)
 
 
+def test_evaluations_are_without_noise():
+    agent, _, _ = agents()
+    obs, args = np.ones((BATCH, OBS), np.float32), td3.Args(exploration_noise=0.5)
+    rngs = np.random.default_rng(0), np.random.default_rng(1)
+    first, second = (td3.evaluation_action(agent, obs, rng, args) for rng in rngs)
+    np.testing.assert_array_equal(first, second)
+
+
 def test_the_buffer_against_a_list():
     """Thousands of insertions of one or two environments, past the wrap."""
     rng = np.random.default_rng(0)
@@ -247,6 +255,15 @@ def test_the_buffer_samples_uniformly():
     assert chi_square < 29.6  # 99.9% of the distribution with 10 degrees of freedom
 
 
+def test_samples_are_not_consecutive():
+    buffer, rng = td3.ReplayBuffer(1000, 1, 1), np.random.default_rng(0)
+    zeros, never = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
+    for reward in range(1000):
+        buffer.add(zeros, zeros, np.float32([reward]), zeros, never)
+    times = buffer.sample(1000, rng)["rewards"]
+    assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
+
+
 @pytest.mark.parametrize("name", range(5))
 def test_the_buffer_refuses_columns(name):
     buffer = td3.ReplayBuffer(11, OBS, ACTIONS)
@@ -280,6 +297,31 @@ def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
     action = agent.to_env(agent.act(np.zeros((1, 2), np.float32), None))[0]
     scale = environments.Target.action_space.high - environments.Target.action_space.low
     np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.05)
+
+
+def test_what_the_buffer_holds_is_what_single_environments_do(tmp_path, monkeypatch):
+    rows, add = [], td3.ReplayBuffer.add
+    monkeypatch.setattr(td3.ReplayBuffer, "add", lambda self, *a: (rows.append(a), add(self, *a)))
+    settings = dict(SMALL, num_envs=3, total_timesteps=111, learning_starts=60)
+    env_id, cuts = "environments:ShortPendulum-v0", 0
+    agent, _ = train(tmp_path, env_id=env_id, seed=5, **settings)
+    assert len(rows) == 37
+    for env, seed in enumerate(td3.env_seeds(3, 5, 0)):
+        by_hand = hand_stepped(env_id, seed, [agent.to_env(row[1])[env] for row in rows])
+        for row, (obs, reward, terminated, truncated, next_obs) in zip(rows, by_hand, strict=True):
+            np.testing.assert_array_equal(row[0][env], obs)
+            assert (row[2][env], row[4][env]) == (np.float32(reward), terminated)
+            np.testing.assert_array_equal(row[3][env], next_obs)
+            cuts += truncated
+    assert cuts == 6
+
+
+def test_the_first_steps_are_random(tmp_path, monkeypatch):
+    calls, act = [], td3.Agent.act
+    monkeypatch.setattr(td3.Agent, "act", lambda *a: (calls.append(a), act(*a))[1])
+    settings = dict(SMALL, total_timesteps=230, env_id="environments:Target-v0")
+    train(tmp_path, **settings)
+    assert len(calls) == 30
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])

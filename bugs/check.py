@@ -1,0 +1,185 @@
+"""Is every mistake of bugs.toml stopped by the test that claims to stop it? `make bugs`.
+
+    python bugs/check.py                       all of them, two at a time, and rewrites README.md
+    python bugs/check.py gae-across-episodes   this one, and why its test fails
+
+First the tests run on the scripts as they are and must pass. Then each mistake is made in a copy
+of the scripts, and its test must fail there: not by an error of syntax or of names.
+"""
+
+import ast
+import contextlib
+import difflib
+import io
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "bugs" / "README.md"
+COPIED = ("algos", "tests", "benchmarks")
+NO_MISTAKE = ("NameError", "SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
+PATIENCE = 240  # seconds for a test
+
+
+def load() -> dict:
+    """bugs.toml, each bug with its flags as a list."""
+    catalogue = tomllib.loads((ROOT / "bugs" / "bugs.toml").read_text())
+    for bug in catalogue["bug"]:
+        bug["flags"] = bug.get("flags", catalogue["flags"][bug["file"].removesuffix(".py")]).split()
+    return catalogue
+
+
+def broken(bug: dict) -> str:
+    """The script with the mistake in it. ValueError where `before` is not there just once."""
+    source = (ROOT / "algos" / bug["file"]).read_text()
+    if source.count(bug["before"]) != 1:
+        text = f"{bug['name']}: `before` occurs {source.count(bug['before'])} times"
+        raise ValueError(f"{text} in algos/{bug['file']}, not once")
+    source = source.replace(bug["before"], bug["after"])
+    ast.parse(source)
+    return source
+
+
+def copy_to(folder: Path):
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run_tests(folder: Path, nodes: list[str]) -> tuple[int, str]:
+    """The exit status of pytest (0: all passed; 1: some failed), and what it says."""
+    import pytest
+
+    os.chdir(folder)
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(PATIENCE)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = pytest.main(["-q", "-x", "--tb=short", "-p", "no:cacheprovider", *nodes])
+    signal.alarm(0)
+    return int(status), output.getvalue()
+
+
+def too_long(*_):
+    raise TimeoutError(f"no end after {PATIENCE} s")
+
+
+def check_healthy(nodes: list[str]) -> tuple[int, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        copy_to(Path(folder))
+        return run_tests(Path(folder), nodes)
+
+
+def check(bug: dict) -> tuple[bool, str]:
+    """Whether the bug's test fails as it should, and its last words."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_to(Path(folder))
+        (Path(folder) / "algos" / bug["file"]).write_text(broken(bug))
+        status, output = run_tests(Path(folder), [bug["test"]])
+    if status == 0:
+        return False, "the test passes"
+    errors = re.findall(r"^E +(\S.*)$", output, re.MULTILINE)
+    if status != 1 or not errors:
+        return False, output.strip()[-300:]
+    return not errors[0].startswith(NO_MISTAKE), errors[0]
+
+
+def check_all(bugs: list[dict]) -> int:
+    """Prints a row for each bug, as it comes; returns the number of survivors."""
+    started = time.perf_counter()
+    # every task is a fork of a process that has imported what takes seconds, but no script
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch.utils.tensorboard", "gymnasium", "tyro"])
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        nodes = sorted({bug["test"] for bug in bugs})
+        status, output = pool.apply(check_healthy, [nodes])
+        if status != 0:
+            sys.exit(f"without any mistake these tests should pass:\n{output[-3000:]}")
+        print(f"{len(nodes)} tests pass on the scripts as they are", flush=True)
+        survivors = 0
+        for bug, (killed, words) in zip(bugs, pool.imap(check, bugs), strict=True):
+            survivors += not killed
+            row = f"{'killed  ' if killed else 'SURVIVED'} {bug['file']:<7} {bug['name']:<50} "
+            print(row + textwrap.shorten(words, 80, placeholder=" ..."), flush=True)
+        pool.close()
+        pool.join()
+    seconds = time.perf_counter() - started
+    print(f"killed {len(bugs) - survivors} of {len(bugs)} in {seconds:.0f} s")
+    return survivors
+
+
+def changed_lines(bug: dict) -> str:
+    """The lines before and after, as a diff with a line of context."""
+    healthy = (ROOT / "algos" / bug["file"]).read_text().splitlines()
+    diff = list(difflib.unified_diff(healthy, broken(bug).splitlines(), n=1, lineterm=""))
+    lines = [line for line in diff[2:] if not line.startswith("@@")]
+    text = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
+    return "\n".join(f"{a[0]} {b}".rstrip() for a, b in zip(lines, text, strict=True))
+
+
+def tidy(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 100, break_long_words=False)
+
+
+HEADER = """# Classic mistakes of reinforcement learning
+
+{count} mistakes, each made in one place of one script of this collection, with the test that stops
+it. They are sorted by what you see: find your curve, then the line. All of it is data in
+`bugs.toml`, from which this page is written.
+
+    make bugs                                       every mistake in a copy: its test must fail
+    python bugs/check.py NAME                       one of them
+    python bugs/run.py NAME --seeds 3               trains the healthy and the broken script
+    python bugs/run.py NAME -- --env-id Acrobot-v1  with flags of your own
+
+"How to notice" says what follows from the mistake. How strongly a curve shows it depends on the
+task; some curves show nothing, which is why there are tests. Sources like cleanrl#198 are issues
+and pull requests on GitHub.
+"""
+
+
+def readme(catalogue: dict) -> str:
+    """README.md as it must be."""
+    parts = [HEADER.format(count=len(catalogue["bug"]))]
+    groups = {
+        key: [bug for bug in catalogue["bug"] if bug["seen"] == key] for key in catalogue["seen"]
+    }
+    rows = [f"| [{title}](#{anchor(title)}) | {len(groups[key])} |"
+            for key, title in catalogue["seen"].items()]  # fmt: skip
+    parts.append("\n".join(["| what you see | mistakes |", "|---|---|", *rows]) + "\n")
+    for key, title in catalogue["seen"].items():
+        parts.append(f"## {title}\n")
+        for bug in groups[key]:
+            parts += [
+                f"### {bug['name']}\n",
+                tidy(bug["story"]) + "\n",
+                f"```diff\n# algos/{bug['file']}\n{changed_lines(bug)}\n```\n",
+                tidy(f"**How to notice.** {bug['symptom']}") + "\n",
+                f"Source: {bug['source']}.\\\nTest: `{bug['test']}`\n",
+            ]
+    return "\n".join(parts)
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+def main():
+    catalogue = load()
+    bugs, names = catalogue["bug"], sys.argv[1:]
+    if unknown := set(names) - {bug["name"] for bug in bugs}:
+        sys.exit(f"no such bug: {', '.join(sorted(unknown))}")
+    if not names:
+        README.write_text(readme(catalogue))
+    sys.exit(check_all([bug for bug in bugs if not names or bug["name"] in names]) > 0)
+
+
+if __name__ == "__main__":
+    main()
