@@ -29,6 +29,7 @@ import platform
 import re
 import signal
 import sys
+import threading
 import time
 import tomllib
 import traceback
@@ -1457,6 +1458,12 @@ def finished_result(args: RunArgs) -> dict | None:
         return None
 
 
+def thread_failed(args):
+    """TensorBoard's thread hands an error of the disk to the writer, which raises it once more."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
+
+
 def stop(signal_number, _):
     raise KeyboardInterrupt(signal_number)
 
@@ -1464,6 +1471,7 @@ def stop(signal_number, _):
 def main():
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    threading.excepthook = thread_failed
     run = None
     try:
         args = parse_args(sys.argv[1:])
