@@ -206,6 +206,27 @@ def test_damaged_weights_are_refused_in_a_line(name, cut, where, finished, tmp_p
     assert module.run_hash(agent) == intact
 
 
+def test_damage_that_was_once_overlooked(finished, tmp_path):
+    import ppo
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished["ppo"], folder)
+    weights, checkpoint = folder / "weights.npz", folder / "checkpoint.pt"
+    content = weights.read_bytes().replace(b"{'descr'", b"z'descr'", 1)  # of an array's header
+    weights.write_bytes(content)
+    status, err = main("ppo", "--evaluate", str(folder))
+    assert (status, err.count("\n")) == (2, 1) and "weights.npz holds no weights" in err
+    content = checkpoint.read_bytes()
+    number = next(iter(ppo.load_checkpoint(folder)["parts"]["agent"].values())).numpy().tobytes()
+    assert content.count(number) == 1
+    checkpoint.write_bytes(content.replace(number, number[:-1] + bytes([number[-1] ^ 1])))
+    status, err = main("ppo", "--resume", str(folder))  # torch.load would take the wrong number
+    assert (status, err.count("\n")) == (
+        2,
+        1,
+    ) and "checkpoint.pt cannot be read: the checksum" in err
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_files_of_another_script_are_refused_in_a_line(name, finished, tmp_path):
     for other in set(SCRIPTS) - {name}:
