@@ -1,6 +1,7 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
+# make torture  tries thousands of senseless command lines and damaged files
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 
@@ -15,6 +16,9 @@ test: .venv/installed-dev
 
 bugs: .venv/installed-dev
 	$(BIN)/python bugs/check.py
+
+torture: .venv/installed-dev
+	TORTURE=1 $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
@@ -51,4 +55,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test bugs speed report lint tensorboard clean
+.PHONY: train test bugs torture speed report lint tensorboard clean

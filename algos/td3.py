@@ -23,11 +23,11 @@ import platform
 import re
 import signal
 import sys
+import threading
 import time
 import tomllib
 import traceback
 import zipfile
-import zlib
 from collections import deque
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
@@ -739,8 +739,8 @@ def load_weights(agent, path: Path, only_learned: bool = False):
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.as_tensor(file[name]) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} holds no weights: {error}") from None
+    except Exception as error:  # a damaged file fails in as many ways as it has bytes
+        raise UserError(f"{path} holds no weights: {first_line(error)}") from None
     wanted, parameters = agent.state_dict(), dict(agent.named_parameters())
     missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
     if only_learned:
@@ -1187,6 +1187,12 @@ def finished_result(args: RunArgs) -> dict | None:
         return None
 
 
+def thread_failed(args):
+    """TensorBoard's thread hands an error of the disk to the writer, which raises it once more."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
+
+
 def stop(signal_number, _):
     raise KeyboardInterrupt(signal_number)
 
@@ -1194,6 +1200,7 @@ def stop(signal_number, _):
 def main():
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    threading.excepthook = thread_failed
     run = None
     try:
         args = parse_args(sys.argv[1:])

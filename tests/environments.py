@@ -110,6 +110,32 @@ class Uneven(Clock):
         return result
 
 
+class Failing(Clock):
+    """Out of order after 21 steps, in one of several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.steps = how, 0
+
+    def reset(self, *, seed=None, options=None):
+        if self.how == "reset" and self.steps >= 20:
+            raise RuntimeError("out of order")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        obs, *rest = super().step(action)
+        if self.steps == 21 and self.how == "raises":
+            raise RuntimeError("out of order")
+        return (obs if self.steps < 21 or self.how != "shape" else np.zeros(3, np.float32)), *rest
+
+
+class FailingBox(Failing):
+    """The same with continuous actions."""
+
+    action_space = Box(-1, 1, (1,), np.float32)
+
+
 class Picture(Clock):
     """Images of any shape; pixel (row, column) of channel c is row + 2 column + 3 c + time."""
 
@@ -143,6 +169,9 @@ register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
+for how in ("raises", "shape", "reset"):
+    register(f"Failing-{how}-v0", Failing, kwargs={"how": how})
+    register(f"FailingBox-{how}-v0", FailingBox, kwargs={"how": how})
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
