@@ -32,7 +32,7 @@ def test_the_target_network_is_a_copy_of_its_own_taken_when_it_is_due(tmp_path, 
         return update(q_network, target_q_network, *rest)
 
     monkeypatch.setattr(dqn, "update", spy)
-    sizes = dict(train_frequency=8, gradient_steps=1, target_network_frequency=20)
+    sizes = dict(train_frequency=8, gradient_steps=1, target_network_frequency=20, tau=1.0)
     train(tmp_path, total_timesteps=240, learning_starts=100, **sizes)
     steps = range(104, 241, 8)  # of the updates
     assert len(states) == len(steps) and states[0][0] == states[0][1]
