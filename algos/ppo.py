@@ -5,8 +5,8 @@ Papers    PPO arXiv 1707.06347; GAE arXiv 1506.02438; which details matter: arXi
 Run       python algos/ppo.py                                         CartPole-v1
           python algos/ppo.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
 
-Expect    on two CPU cores, the default settings: a greedy return of 500 on CartPole-v1 on nine seeds
-          of ten (benchmarks/results/), in under ten seconds, imports included.
+Expect    on two CPU cores, the default settings: a greedy return of 500 on CartPole-v1 on nine
+          seeds of ten (benchmarks/results/), in under ten seconds, imports included.
 
 Deliberate differences from the papers, all of them common practice but the last:
 - advantages are normalised in each minibatch; the gradient's norm is clipped; Adam with eps 1e-5;
