@@ -13,27 +13,6 @@ def train(tmp_path, **settings):
     return a2c.train(run.args, run)
 
 
-CLOCK = dict(
-    total_timesteps=12_800,
-    learning_rate=3e-2,
-    gamma=0.9,
-    gae_lambda=0.9,
-    max_grad_norm=5.0,
-)
-
-
-def test_a_time_limit_is_no_end(tmp_path):
-    agent = train(tmp_path, env_id="environments:Blind-v0", **CLOCK)
-    assert agent.value(torch.ones(1, 1)).item() == pytest.approx(1 / (1 - 0.9), rel=0.02)
-
-
-def test_a_termination_is_an_end(tmp_path):
-    agent = train(tmp_path, env_id="environments:EndingClock-v0", **CLOCK)
-    values = agent.value(torch.arange(5)[:, None] / 5).tolist()
-    expected = [sum(0.9**k for k in range(5 - time)) for time in range(5)]
-    assert values == pytest.approx(expected, abs=0.15)
-
-
 def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
     settings = dict(optimizer="adam", learning_rate=3e-3, log_std_init=-1.0)
     agent = train(tmp_path, env_id="environments:Target-v0", total_timesteps=20_480, **settings)

@@ -1,5 +1,6 @@
-"""ppo.py on environments with known answers, and on real ones."""
+"""ppo.py, and a2c.py where both must agree, on environments with known answers and on real ones."""
 
+import a2c
 import environments
 import gymnasium as gym
 import numpy as np
@@ -9,31 +10,28 @@ import torch
 from conftest import hand_stepped
 
 
-def train(tmp_path, **settings):
+def train(tmp_path, script=ppo, **settings):
     """Trains in this process; returns the agent."""
-    run = ppo.Run(ppo.RunArgs(runs_dir=str(tmp_path), **settings))
-    return ppo.train(run.args, run)
+    run = script.Run(script.RunArgs(runs_dir=str(tmp_path), **settings))
+    return script.train(run.args, run)
 
 
-CLOCK = dict(
-    total_timesteps=12_800,
-    num_envs=4,
-    num_steps=32,
-    num_minibatches=2,
-    learning_rate=1e-2,
-    gamma=0.9,
-    gae_lambda=0.9,
-    max_grad_norm=5.0,
+SHARED = dict(total_timesteps=12_800, gamma=0.9, gae_lambda=0.9, max_grad_norm=5.0)
+CLOCK = dict(SHARED, num_envs=4, num_steps=32, num_minibatches=2, learning_rate=1e-2)
+BOTH = pytest.mark.parametrize(
+    "script, settings", [(ppo, CLOCK), (a2c, dict(SHARED, learning_rate=3e-2))]
 )
 
 
-def test_a_time_limit_is_no_end(tmp_path):
-    agent = train(tmp_path, env_id="environments:Blind-v0", **CLOCK)
+@BOTH
+def test_a_time_limit_is_no_end(tmp_path, script, settings):
+    agent = train(tmp_path, script, env_id="environments:Blind-v0", **settings)
     assert agent.value(torch.ones(1, 1)).item() == pytest.approx(1 / (1 - 0.9), rel=0.02)
 
 
-def test_a_termination_is_an_end(tmp_path):
-    agent = train(tmp_path, env_id="environments:EndingClock-v0", **CLOCK)
+@BOTH
+def test_a_termination_is_an_end(tmp_path, script, settings):
+    agent = train(tmp_path, script, env_id="environments:EndingClock-v0", **settings)
     values = agent.value(torch.arange(5)[:, None] / 5).tolist()
     expected = [sum(0.9**k for k in range(5 - time)) for time in range(5)]
     assert values == pytest.approx(expected, abs=0.15)
