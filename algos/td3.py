@@ -1037,11 +1037,14 @@ class Progress:
         self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=None)
 
     def show(self, step: int, sps: float, recent_returns):
-        text = f"return {np.mean(recent_returns):.1f}" if recent_returns else "no episode ended yet"
-        if not self.bar.disable:
+        a_tenth_more = step * 10 // self.total > self.step * 10 // self.total
+        if a_tenth_more or not self.bar.disable:
+            text = "no episode ended yet"
+            if recent_returns:
+                text = f"return {np.mean(recent_returns):.1f}"
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.step)
-        elif step * 10 // self.total > self.step * 10 // self.total:
+        if a_tenth_more and self.bar.disable:
             print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
         self.step = step
 
@@ -1171,12 +1174,16 @@ def evaluate_run(args: RunArgs):
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here."""
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here.
+
+    Nor is their bookkeeping for the profiler, which is half of a small step's time.
+    """
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__
         method.__dynamo_disable = method
     for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
         optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
+        optimizer.step.hooked = True  # as if it had been wrapped for the profiler already
 
 
 def finished_result(args: RunArgs) -> dict | None:

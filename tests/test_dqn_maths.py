@@ -74,7 +74,7 @@ def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
         for a in range(ACTIONS):
             weights = np.exp(np.float64(logits[b][a]))
             mean = sum(w * z for w, z in zip(weights / weights.sum(), support, strict=True))
-            assert q_values[b, a].item() == pytest.approx(mean, rel=1e-5)
+            assert q_values[b, a].item() == pytest.approx(mean, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
