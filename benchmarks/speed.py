@@ -1,31 +1,39 @@
 """Speed of our scripts beside stable-baselines3 and sbx-rl: `make speed`, on a machine at rest.
 
-    python benchmarks/speed.py                              every cell, the peers in .venv-peers
+    python benchmarks/speed.py                              everything, the peers in .venv-peers
     python benchmarks/speed.py ppo-cartpole td3-halfcheetah --repeats 5
+    python benchmarks/speed.py solve-cartpole scaling
 
 Each cell trains with the same hyperparameters in every library, one process at a time, in turns. A
 script's speed is read from its curves: steps over seconds between two points, start-up excluded.
 The table gives medians and the range over the repetitions; ratios are of medians of this one run.
 The share of the ceiling is the time that the cell's floating-point operations and environment steps
 would take alone, by what this machine was measured to do, over the time a step took.
+
+`solve-...` is the time from the start of the process until the last 20 training episodes have the
+mean return at which the environment counts as solved, with each library's best known settings, on
+a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 64 environments and
+rollouts of 512 steps in all, and of two runs side by side.
 """
 
 import argparse
 import csv
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-RESULTS = ROOT / "benchmarks" / "results" / "speed.csv"
+RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = {"sb3": "stable_baselines3", "sbx": "sbx"}
 
 
@@ -145,6 +153,35 @@ CELLS = {
 }  # fmt: skip
 
 
+@dataclass
+class Solve:
+    """An environment to be solved: a training until its last 20 episodes have a mean return."""
+
+    flags: str
+    env_id: str
+    threshold: float
+    peers: dict
+    must: float
+    """Seconds that ours may take, from the start of the process."""
+    num_envs: int
+
+
+ZOO_CARTPOLE = dict(  # of rl-zoo, which anneals both to 0 over 100,000 steps
+    n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0,
+    learning_rate=[1e-3, 0], clip_range=[0.2, 0],
+)  # fmt: skip
+SOLVES = {
+    "solve-cartpole": Solve(
+        "ppo --config benchmarks/cartpole.toml", "CartPole-v1", 475,
+        {"sb3": ("PPO", ZOO_CARTPOLE), "sbx": ("PPO", ZOO_CARTPOLE)}, 6, num_envs=8,
+    ),
+    # rl-zoo's settings had not solved it after 8 minutes when the target was set: no peer is run
+    "solve-lunarlander": Solve(
+        "ppo --config benchmarks/lunarlander.toml", "LunarLander-v3", 200, {}, 45, num_envs=16,
+    ),
+}  # fmt: skip
+
+
 def run_ours(cell: Cell, folder: str) -> dict:
     """Trains with our script; speed and the seconds to the first update, from its event file."""
     script, *flags = cell.flags.split()
@@ -188,6 +225,108 @@ def run_peer(cell: Cell, library: str, folder: str) -> dict:
     if process.returncode:
         sys.exit(f"{library} failed: {process.stderr.strip().splitlines()[-1]}")
     return json.loads(process.stdout.strip().splitlines()[-1])
+
+
+UNTIL_SOLVED = """
+import importlib, json, os, sys
+sys.path.insert(0, "algos")
+name, threshold, *sys.argv = sys.argv[1:]
+script = importlib.import_module(name)
+end_iteration = script.Run.end_iteration
+def look(run, scalars):
+    step, returns = end_iteration(run, scalars), run.recent_returns
+    if len(returns) == returns.maxlen and sum(returns) / len(returns) >= float(threshold):
+        print(json.dumps({"steps": step}), flush=True)
+        os._exit(0)
+    return step
+script.Run.end_iteration = look
+sys.argv.insert(0, f"algos/{name}.py")
+script.main()
+"""
+
+
+def solve(task: Solve, library: str, seed: int, folder: str) -> dict:
+    """Seconds and steps until it is solved; none if the budget did not suffice."""
+    if library == "ours":
+        script, *flags = task.flags.split()
+        flags += ["--seed", seed, "--torch-threads", 1, "--runs-dir", folder]
+        command = [sys.executable, "-c", UNTIL_SOLVED, script, task.threshold, *flags]
+    else:
+        algo, settings = task.peers[library]
+        arguments = {
+            "library": LIBRARIES[library], "algo": algo, "env_id": task.env_id,
+            "settings": settings, "num_envs": task.num_envs, "threads": 1, "first": 0,
+            "last": 100_000, "seed": seed, "threshold": task.threshold,
+        }  # fmt: skip
+        command = [PEERS, ROOT / "benchmarks" / "peers.py", json.dumps(arguments)]
+    started = time.perf_counter()
+    output = subprocess.run(
+        [str(w) for w in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+    seconds, last = time.perf_counter() - started, output.strip().splitlines()[-1]
+    solved = last.startswith("{") and "steps" in json.loads(last)
+    return {"seconds": seconds, "steps": json.loads(last)["steps"]} if solved else {}
+
+
+def measure_solving(name: str, repeats: int, folder: str) -> list[dict]:
+    task, rows = SOLVES[name], []
+    runs = {library: [] for library in ("ours", *task.peers)}
+    for seed in range(1, repeats + 1):
+        for library in runs:
+            runs[library].append(solve(task, library, seed, folder))
+    for library, results in runs.items():
+        solved = [run for run in results if run]
+        # the median of all repetitions: one that is not solved counts as the longest
+        seconds = sorted([run["seconds"] for run in solved]) + [math.inf] * results.count({})
+        steps = sorted([run["steps"] for run in solved]) + [math.inf] * results.count({})
+        row = {
+            "cell": name,
+            "library": library,
+            "seconds": round(statistics.median_high(seconds), 1),
+            "fastest": round(seconds[0], 1),
+            "slowest": round(seconds[-1], 1),
+            "steps": statistics.median_high(steps),
+            "must": task.must if library == "ours" else "",
+            "solved": len(solved),
+            "repeats": repeats,
+        }
+        rows.append(row)
+        verdict = ""
+        if row["must"]:
+            good = row["seconds"] < row["must"] and len(solved) == repeats
+            verdict = f"must be under {row['must']} s: {'reached' if good else 'MISSED'}"
+        print(
+            f"{name:18} {library:5} {row['seconds']:>6} s ({row['fastest']} to {row['slowest']}), "
+            f"{row['steps']:,} steps, {len(solved)} of {repeats} solved  {verdict}",
+            flush=True,
+        )
+    return rows
+
+
+def measure_scaling(repeats: int, folder: str) -> list[dict]:
+    """SPS of PPO on CartPole by the number of environments, and of two runs at a time, each."""
+    settings = "ppo --config benchmarks/cartpole.toml:ppo-cleanrl --num-envs {} --num-steps {}"
+
+    def speed(num_envs: int):
+        flags = settings.format(num_envs, 512 // num_envs)
+        cell = Cell(flags, "CartPole-v1", 5_120, 50_176, {}, 0, 0, num_envs=num_envs)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            return run_ours(cell, own)["sps"]
+
+    rows = []
+    for num_envs, at_once in [(2**k, 1) for k in range(7)] + [(4, 2)]:
+        with ThreadPoolExecutor(at_once) as pool:
+            runs = [sum(pool.map(speed, [num_envs] * at_once)) for _ in range(repeats)]
+        row = {
+            "cell": "scaling",
+            "environments": num_envs,
+            "runs_at_once": at_once,
+            "sps_together": round(statistics.median(runs)),
+            "repeats": repeats,
+        }
+        rows.append(row)
+        print("scaling          " + ", ".join(f"{k} {v:,}" for k, v in list(row.items())[1:-1]))
+    return rows
 
 
 def measured_gflops(threads: int) -> float:
@@ -263,32 +402,44 @@ def show(rows: list[dict]):
         )
 
 
+def keep(path: Path, name: str, rows: list[dict], order: list[str]):
+    """Puts the rows of a cell in the place of its former ones."""
+    kept = []
+    if path.exists():
+        with open(path, newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["cell"] != name]
+    kept = sorted(kept + rows, key=lambda row: order.index(row["cell"]))
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
+
+
 def main():
+    names = [*CELLS, *SOLVES, "scaling"]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("cells", nargs="*", help=f"of {', '.join(CELLS)}; none: all")
+    parser.add_argument("cells", nargs="*", help=f"of {', '.join(names)}; none: all")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    if unknown := set(args.cells) - CELLS.keys():
-        parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(CELLS)}")
+    if unknown := set(args.cells) - set(names):
+        parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
     if not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
-    kept = []
-    if RESULTS.exists():
-        with open(RESULTS, newline="") as file:
-            kept = list(csv.DictReader(file))
-    for name in args.cells or CELLS:
+    for name in args.cells or names:
         with tempfile.TemporaryDirectory() as folder:
-            rows = measure(name, args.repeats, folder)
-        show(rows)
-        kept = [row for row in kept if row["cell"] != name] + rows
-        kept.sort(key=lambda row: list(CELLS).index(row["cell"]))
-        RESULTS.parent.mkdir(exist_ok=True)
-        with open(RESULTS, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(kept)
+            if name in CELLS:
+                rows = measure(name, args.repeats, folder)
+                show(rows)
+                keep(RESULTS / "speed.csv", name, rows, names)
+            elif name in SOLVES:
+                rows = measure_solving(name, args.repeats, folder)
+                keep(RESULTS / "solve.csv", name, rows, names)
+            else:
+                rows = measure_scaling(args.repeats, folder)
+                keep(RESULTS / "scaling.csv", name, rows, names)
 
 
 if __name__ == "__main__":
