@@ -1071,6 +1071,7 @@ class Run:
         self.episode_returns = np.zeros(args.num_envs)
         self.episode_lengths = np.zeros(args.num_envs)
         self.finished = []  # (return, length) of the episodes since the last point of the curves
+        self.worth, self.sick_since, self.warned = 0.0, {}, set()  # see watch
         self.recent_returns = deque(maxlen=20)
 
     def start(self, **parts):
@@ -1191,6 +1192,27 @@ class Run:
             self.finished.clear()
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, self.step_count)
+        self.watch(scalars)
+
+    def watch(self, scalars: dict):
+        """Says, once, what has looked sick at every point of the curves for a tenth of the run, and
+        for 2,000 steps of each environment.
+        """
+        args, step = self.args, self.step_count
+        if "charts/episodic_return" in scalars and args.gamma < 1:
+            mean_reward = scalars["charts/episodic_return"] / scalars["charts/episodic_length"]
+            self.worth = max(self.worth, abs(mean_reward) / (1 - args.gamma))
+        early = step <= args.total_timesteps / 2
+        floor = least_entropy(self.action_space) if early else -math.inf
+        found = symptoms(scalars, self.worth, floor)
+        self.sick_since = {name: self.sick_since.get(name, step) for name in found}
+        for name, since in self.sick_since.items():
+            long = step - since >= max(args.total_timesteps / 10, 2_000 * args.num_envs)
+            if long and name not in self.warned:
+                self.warned.add(name)
+                text = f"since step {since:,} {found[name]}"
+                self.writer.add_text("health", text, step)
+                self.progress.bar.write(f"health: {text}", file=sys.stderr)
 
     def evaluate(self):
         agent, args = self.parts["agent"], self.args
@@ -1310,6 +1332,55 @@ class Run:
         self.envs.close()
         print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
         print_result(self.folder, returns, result["run_hash"])
+
+
+def least_entropy(action_space) -> float:
+    """Entropy [nats] below which a policy explores no more: a hundredth of the uniform one's, or a
+    standard deviation of a hundredth of the way from the middle of the bounds to either.
+    """
+    if isinstance(action_space, gym.spaces.Discrete):
+        return 0.01 * math.log(action_space.n)
+    return math.prod(action_space.shape) * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
+
+
+def symptoms(scalars: dict, worth: float, least_entropy: float) -> dict:
+    """What looks sick at a point of the curves: sentences by name, none for a healthy run.
+
+    worth [return]: of the largest mean reward so far, for ever. A true |Q| is below it on average.
+    least_entropy [nats]: of a policy that still explores.
+    """
+    found = {}
+    if "charts/episodic_return" not in scalars:
+        found["episodes"] = (
+            "no episode has ended: has the environment a time limit? A checkpoint ends episodes"
+            " uncounted (--checkpoint-frequency)"
+        )
+    explained = scalars.get("losses/explained_variance", 0.0)
+    if explained < 0:
+        found["critic"] = (
+            f"the explained variance is negative ({explained:.2g}): the critic is worse than a"
+            " constant; --learning-rate, --vf-coef and the scale of rewards (--norm-reward) matter"
+        )
+    entropy = scalars.get("losses/entropy", math.inf)
+    if entropy < least_entropy:
+        found["policy"] = (
+            f"the entropy is {entropy:.2g}: the policy explores no more, with half of the run to"
+            " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
+        )
+    q = scalars.get("losses/q_values", scalars.get("losses/qf1_values", 0.0))
+    compared = f"Q is {q:.3g}, where the best mean reward so far, for ever, is worth {worth:.3g}"
+    random = scalars.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
+    if abs(q) > 1.5 * worth > 0 and not random:
+        found["q_values"] = (
+            f"{compared}: it feeds on its own errors; a smaller --tau or --learning-rate helps"
+        )
+    mass = scalars.get("losses/mass_at_ends", 0.0)
+    if mass > 0.5 and abs(q) < 0.5 * worth:
+        found["support"] = (
+            f"{mass:.0%} of the return's distribution lies at --v-min and --v-max, and {compared}:"
+            " the two are too near to 0"
+        )
+    return found
 
 
 class Progress:
