@@ -558,6 +558,10 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
     except (gym.error.Error, AttributeError, ValueError) as error:
         text = " ".join(str(error).split())
         raise UserError(f"environment {args.env_id!r}: {text}") from None
+    except UserError:
+        raise
+    except Exception as error:  # in what the user wrote
+        raise UserError(f"environment {args.env_id!r}: {what_and_where(error)}") from None
 
 
 def make_env(env_id: str, **keywords):
@@ -655,18 +659,68 @@ def env_seeds(num_envs: int, *entropy: int) -> list[int]:
     return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
 
 
-def evaluate(agent, args: RunArgs):
-    """Returns of one episode in each of `eval_episodes` environments with seeds of their own."""
-    envs = make_envs(args, args.eval_episodes, training=False)
-    obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+def what_and_where(error: Exception) -> str:
+    """An error in a line: its type, its words and, where it is not of this script, its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f" ({place.filename}:{place.lineno})" if place.filename != __file__ else ""
+    return f"{type(error).__name__}: {first_line(error)}{where}"
+
+
+def environment_failed(env_id: str, when: str, error: Exception) -> RunFailed:
+    """The environment's own error in a line: which, when, what and where."""
+    return RunFailed(f"{env_id} failed {when}: {what_and_where(error)}")
+
+
+@contextlib.contextmanager
+def failures_named(env_id: str, when: str):
+    try:
+        yield
+    except Exception as error:
+        raise environment_failed(env_id, when, error) from error
+
+
+def require_finite(what: str, x):
+    """Raises FloatingPointError where `x`, whose rows are environments, has a NaN or infinity."""
+    # a sum of squares takes half the time of isfinite, which is asked only if it overflowed
+    if x.dtype != np.uint8 and not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
+        index = tuple(np.argwhere(~np.isfinite(x))[0])
+        raise FloatingPointError(f"{what} of environment {index[0]}: {x[index]}")
+
+
+def true_successors(next_obs, ended, final_obs):
+    """`next_obs`, but with the last observation of each episode that ended."""
+    successors = next_obs.copy()
+    for i in np.flatnonzero(ended):
+        if np.shape(final_obs[i]) != next_obs[i].shape:
+            shapes = f"{np.shape(final_obs[i])} instead of {next_obs[i].shape}"
+            raise ValueError(f"last observation of environment {i}: its shape is {shapes}")
+        successors[i] = final_obs[i]
+    require_finite("last observation", successors)
+    return successors
+
+
+def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
+    """Returns of one episode in each of `eval_episodes` environments with seeds of their own.
+
+    An environment that fails raises RunFailed, which says `when` it was.
+    """
+    with failures_named(args.env_id, when):
+        envs = make_envs(args, args.eval_episodes, training=False)
+        obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
+        require_finite("first observation", as_obs(obs))
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     while running.any():
         actions = evaluation_action(agent, as_obs(obs), rng, args)
-        obs, rewards, terminated, truncated, _ = envs.step(actions.reshape(envs.action_space.shape))
+        actions = actions.reshape(envs.action_space.shape)
+        with failures_named(args.env_id, when):
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            require_finite("observation", as_obs(obs))
+            require_finite("reward", rewards)
         returns += rewards * running
         running &= ~(terminated | truncated)
-    envs.close()
+    with failures_named(args.env_id, when):
+        envs.close()
     return returns
 
 
@@ -821,17 +875,11 @@ class Run:
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
-        try:
+        with failures_named(self.args.env_id, f"after step {self.step_count}"):
             obs, _ = self.envs.reset(seed=seeds)
-        except Exception as error:
-            raise self.environment_failed(error) from error
-        return as_obs(obs)
-
-    def environment_failed(self, error: Exception) -> RunFailed:
-        """The environment's own error in a line: which, when, what and where."""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {first_line(error)} ({place.filename}:{place.lineno})"
-        return RunFailed(f"{self.args.env_id} failed after step {self.step_count}: {what}")
+            obs = as_obs(obs)
+            require_finite("first observation", obs)
+        return obs
 
     def step(self, actions):
         """Steps every environment once.
@@ -843,17 +891,21 @@ class Run:
         actions = actions.reshape(self.envs.action_space.shape)
         try:
             next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
+            next_obs = successors = as_obs(next_obs)
+            require_finite("observation", next_obs)
+            require_finite("reward", rewards)
+            ended = info.get("_final_obs")  # of Atari's lives only the last one
+            any_ended = ended is not None and ended.any()
+            if any_ended:
+                successors = true_successors(next_obs, ended, info["final_obs"])
         except Exception as error:
-            raise self.environment_failed(error) from error
-        next_obs = successors = as_obs(next_obs)
+            when = f"after step {self.step_count}"
+            raise environment_failed(self.args.env_id, when, error) from error
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
         self.episode_lengths += 1
-        ended = info.get("_final_obs")  # of Atari's lives only the last one
-        if ended is not None and ended.any():
-            successors = next_obs.copy()
+        if any_ended:
             for i in np.flatnonzero(ended):
-                successors[i] = info["final_obs"][i]
                 self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
                 self.recent_returns.append(self.episode_returns[i])
             self.episode_returns[ended] = self.episode_lengths[ended] = 0
@@ -867,8 +919,9 @@ class Run:
 
         So a run that is resumed here needs nothing of the environments that were.
         """
-        self.envs.close()
-        self.envs = make_envs(self.args, self.args.num_envs)
+        with failures_named(self.args.env_id, f"after step {self.step_count}"):
+            self.envs.close()
+            self.envs = make_envs(self.args, self.args.num_envs)
         self.episode_returns[:] = self.episode_lengths[:] = 0
         return self.reset_envs()
 
@@ -931,7 +984,7 @@ class Run:
 
     def evaluate(self):
         agent, args = self.parts["agent"], self.args
-        returns = evaluate(agent, args)
+        returns = evaluate(agent, args, f"in the evaluation after step {self.step_count}")
         if args.capture_video:
             film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
         self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
@@ -1044,7 +1097,8 @@ class Run:
         if not args.keep_replay:
             for path in self.folder.glob("replay-*.npz"):
                 path.unlink()
-        self.envs.close()
+        with failures_named(self.args.env_id, f"after step {step}"):
+            self.envs.close()
         print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
         print_result(self.folder, returns, result["run_hash"])
 

@@ -66,11 +66,11 @@ class Endless(Clock):
 
 
 class Broken(Clock):
-    """Rewards turn into NaN."""
+    """Rewards whose squares, and even their sums, are too large for float32."""
 
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
-        return obs, np.nan, terminated, truncated, info
+        return obs, 3e38, terminated, truncated, info
 
 
 class BrokenBox(Broken):
@@ -111,29 +111,55 @@ class Uneven(Clock):
 
 
 class Failing(Clock):
-    """Out of order after 21 steps, in one of several ways."""
+    """Out of order in one of several ways, after `good_steps` of every instance but the first ones.
 
-    def __init__(self, how):
+    `spared` instances of a process work, so that training can go well and its evaluation fail.
+    """
+
+    instances = 0
+
+    def __init__(self, how, good_steps=20, spared=0):
         super().__init__()
+        Failing.instances += 1
         self.how, self.steps = how, 0
+        self.good_steps = good_steps if Failing.instances > spared else np.inf
+        if how == "make" and Failing.instances > spared:
+            raise RuntimeError("out of order")
 
     def reset(self, *, seed=None, options=None):
-        if self.how == "reset" and self.steps >= 20:
+        if self.how == "reset" and self.steps >= self.good_steps:
             raise RuntimeError("out of order")
-        return super().reset(seed=seed)
+        obs, info = super().reset(seed=seed)
+        return (obs * np.nan if self.how == "first" and self.good_steps < np.inf else obs), info
 
     def step(self, action):
         self.steps += 1
-        obs, *rest = super().step(action)
-        if self.steps == 21 and self.how == "raises":
-            raise RuntimeError("out of order")
-        return (obs if self.steps < 21 or self.how != "shape" else np.zeros(3, np.float32)), *rest
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.steps > self.good_steps:
+            if self.how == "raises":
+                raise RuntimeError("out of order")
+            if self.how == "reward":
+                reward = np.nan
+            if self.how == "observation":
+                obs = np.float32([np.inf])
+            if self.how == "shape" or (self.how == "last" and truncated):
+                obs = np.zeros(3, np.float32)
+        return obs, reward, terminated, truncated, info
 
 
 class FailingBox(Failing):
     """The same with continuous actions."""
 
     action_space = Box(-1, 1, (1,), np.float32)
+
+
+class Undrawable(Clock):
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.metadata, self.render_mode = {"render_modes": ["rgb_array"]}, render_mode
+
+    def render(self):
+        raise RuntimeError("out of paint")
 
 
 class Picture(Clock):
@@ -169,9 +195,13 @@ register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
-for how in ("raises", "shape", "reset"):
+register("Undrawable-v0", Undrawable)
+for how in ("make", "first", "raises", "shape", "reset", "observation", "reward", "last"):
     register(f"Failing-{how}-v0", Failing, kwargs={"how": how})
     register(f"FailingBox-{how}-v0", FailingBox, kwargs={"how": how})
+    later = {"how": how, "good_steps": 2, "spared": 2}
+    register(f"FailingLater-{how}-v0", Failing, kwargs=later)
+    register(f"FailingLaterBox-{how}-v0", FailingBox, kwargs=later)
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import io
 import os
+import re
 import resource
 import shutil
 import string
@@ -264,17 +265,91 @@ def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
         assert script("dqn", "--resume", only_run(tmp_path)).hash == whole.hash
 
 
+FAILURES = {  # how: what the line says
+    "make": "UserError: environment 'ENV_ID': RuntimeError: out of order (",
+    "first": "FloatingPointError: first observation of environment 0: nan",
+    "raises": "RuntimeError: out of order (",
+    "reset": "RuntimeError: out of order (",
+    "shape": "ValueError: ",  # the rest is NumPy's
+    "observation": "FloatingPointError: observation of environment 0: inf",
+    "reward": "FloatingPointError: reward of environment 0: nan",
+    "last": "ValueError: last observation of environment 0: its shape is (3,) instead of (1,)",
+}
+
+
+def env_id_of(name: str, kind: str, how: str) -> str:
+    return f"environments:{kind}{'Box' if name == 'td3' else ''}-{how}-v0"
+
+
 @pytest.mark.parametrize(
-    "name, how", [*((name, "raises") for name in SCRIPTS), ("ppo", "shape"), ("dqn", "reset")]
+    "name, how",
+    [
+        *((name, "raises") for name in SCRIPTS),
+        *(("ppo", how) for how in FAILURES if how not in ("make", "raises")),
+    ],
 )
-def test_an_environment_that_fails_is_named_with_the_step(script, name, how, tmp_path):
-    env_id = f"environments:Failing{'Box' if name == 'td3' else ''}-{how}-v0"
-    flags = ["--env-id", env_id, "--num-envs", 2, "--total-timesteps", 2000]
+def test_an_environment_that_fails_is_named_with_the_step(script, name, how):
+    env_id = env_id_of(name, "Failing", how)
+    flags = ["--env-id", env_id, "--num-envs", 2, "--total-timesteps", 2048]
     result = script(name, *flags, ok=False)
     assert result.status == 1 and "Traceback" not in result.err
     line = result.err.splitlines()[-1]  # gymnasium warns before it, of a wrong shape
-    assert f"{env_id} failed after step {38 if how == 'reset' else 40}: " in line
-    assert ("RuntimeError: out of order (" in line and "environments.py:" in line) == (
-        how != "shape"
-    )
+    step = {"reset": 38, "first": 0, "last": 48}.get(how, 40)
+    assert f"{env_id} failed after step {step}: {FAILURES[how]}" in line
+    assert ("environments.py:" in line) == FAILURES[how].endswith("(")
     assert "; the last checkpoint goes on with" in line
+
+
+def test_an_environment_that_cannot_be_made_is_refused(script, tmp_path):
+    env_id = env_id_of("ppo", "Failing", "make")
+    result = script("ppo", "--env-id", env_id, ok=False)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert f"environment '{env_id}': RuntimeError: out of order (" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_cannot_be_made_anew_is_named_with_the_step(script):
+    env_id = env_id_of("dqn", "FailingLater", "make")
+    flags = ["--env-id", env_id, "--num-envs", 2, "--total-timesteps", 2048]
+    result = script("dqn", *flags, "--checkpoint-frequency", 512, ok=False)
+    said = FAILURES["make"].replace("ENV_ID", env_id)
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert f"{env_id} failed after step 512: {said}" in result.err
+    assert "; the last checkpoint goes on with" in result.err
+
+
+@pytest.mark.parametrize(
+    "name, how",
+    [
+        *((name, "raises") for name in SCRIPTS),
+        *(("ppo", how) for how in FAILURES if how not in ("last", "raises", "reset")),
+    ],
+)
+def test_an_environment_that_fails_when_evaluated_is_named_with_the_step(
+    script, tmp_path, name, how
+):
+    """While the environments of training work on. The last checkpoint leads to the same line."""
+    module, env_id = importlib.import_module(name), env_id_of(name, "FailingLater", how)
+    flags = "--num-envs 2 --total-timesteps 4096 --checkpoint-frequency 3000 --eval-frequency 2000"
+    results = [script(name, "--env-id", env_id, *flags.split(), ok=False)]
+    folder = only_run(tmp_path)
+    assert module.load_checkpoint(folder)["step"] == 0
+    results.append(script(name, "--resume", folder, ok=False))
+    assert module.load_checkpoint(folder)["step"] == 0
+    results.append(script(name, "--evaluate", folder, ok=False))
+    said = re.escape(FAILURES[how].replace("ENV_ID", env_id)).replace(
+        r"environment\ 0", r"environment\ \d"
+    )
+    after = r" after step 20\d\d"
+    cases = zip(results, (after, after, ""), (True, True, False), strict=True)
+    for result, when, hint in cases:
+        line = result.err.splitlines()[-1]  # gymnasium warns before it
+        assert result.status == 1 and "Traceback" not in result.err
+        assert re.search(rf"{env_id} failed in the evaluation{when}: {said}", line), line
+        assert ("; the last checkpoint goes on with" in line) == hint
+
+
+def test_an_environment_that_cannot_be_drawn_costs_the_film_only(script):
+    flags = "--env-id environments:Undrawable-v0 --total-timesteps 512 --capture-video".split()
+    result = script("ppo", *flags)
+    assert "no video: RuntimeError: out of paint" in result.err and "Traceback" not in result.err
