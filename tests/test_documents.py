@@ -1,0 +1,307 @@
+"""The documents say what is so: commands parse, links lead somewhere, tables repeat the code."""
+
+import argparse
+import ast
+import functools
+import importlib
+import importlib.util
+import itertools
+import re
+import shlex
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SCRIPTS
+from test_runs import TAGS
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+DOCUMENTS += ("algos/README.md", "benchmarks/README.md", "bugs/README.md")
+TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
+INSIDE = TEXTS["algos/README.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOLDERS = ("algos/", "benchmarks/", "bugs/", "tests/", ".ci/")
+
+
+def prose(text: str) -> str:
+    """A document without its fenced blocks."""
+    return FENCE.sub("", text)
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands between backticks, or in an indented line, without a remark behind it."""
+    spans = re.findall(r"`([^`\n]+)`", prose(text))
+    lines = re.findall(r"^ {4}\s*(\S.*)$", prose(text), re.MULTILINE)
+    return [*spans, *(re.split(r" {2,}", line)[0] for line in lines)]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(document, command) for each call of a script or of make."""
+    found = []
+    for name, text in TEXTS.items():
+        lines = "".join(code for kind, code in FENCE.findall(text) if not kind).splitlines()
+        for span in [*code_spans(text), *lines]:
+            # a loop or a variable of the environment may stand before it
+            if match := re.search(
+                r"(?:^|[;=.] )(python (?:algos|benchmarks|bugs)/.*|make .*)", span
+            ):
+                found.append((name, re.sub(r"\$\w+", "1", match[1])))
+    return sorted(set(found))
+
+
+COMMANDS = commands()
+
+
+@functools.cache
+def module_of(path: str):
+    """A script of benchmarks/ or bugs/, under a name of its own: both have a run.py."""
+    for folder in ("benchmarks", "bugs"):
+        sys.path.insert(0, str(ROOT / folder))
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_")[:-3], ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    del sys.path[:2]
+    return module
+
+
+def test_enough_commands_were_found():
+    count = {name: sum(document == name for document, _ in COMMANDS) for name in DOCUMENTS}
+    assert count["README.md"] >= 20 and count["algos/README.md"] >= 8
+    assert count["CONTRIBUTING.md"] >= 8 and count["benchmarks/README.md"] >= 5
+
+
+@pytest.mark.parametrize("document, command", COMMANDS)
+def test_a_command_parses(document, command, tmp_path, monkeypatch):
+    words = shlex.split(command)
+    if words[0] == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) <= set(targets)
+        return
+    path, flags = words[1], words[2:]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    (tmp_path / "sweep.toml").write_text(toml_of_the_readme())
+    if path.startswith("algos/"):
+        parse(importlib.import_module(Path(path).stem), flags)
+    elif path == "benchmarks/run.py":
+        end = flags.index("--") if "--" in flags else len(flags)
+        run = module_of(path)
+        assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
+    elif path == "bugs/check.py":
+        assert set(flags) <= {"NAME"}
+    else:
+        flags = ["gae-end-one-step-off" if flag == "NAME" else flag for flag in flags]
+        stop_after_parsing(monkeypatch, path, flags)
+
+
+def parse(script, flags: list[str]):
+    """The command line of a script, with the run folders that it names."""
+    for flag, folder in itertools.pairwise(flags):
+        if flag in ("--resume", "--evaluate"):
+            assert Path(folder).parts[-2] == script.ALGO
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            args = script.RunArgs(env_id=Path(folder).parts[-3])
+            script.write_json(Path(folder) / "args.json", script.describe(args))
+    if flags == ["--help"]:
+        return None
+    return script.parse_args(flags)
+
+
+def stop_after_parsing(monkeypatch, path: str, flags: list[str]):
+    """Runs main until argparse is content with the flags."""
+
+    class Parsed(Exception):
+        pass
+
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(*arguments):
+        parse_args(*arguments)
+        raise Parsed
+
+    module = module_of(path)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", [path, *flags])
+    with pytest.raises(Parsed):
+        module.main()
+
+
+def toml_of_the_readme() -> str:
+    (text,) = [code for kind, code in FENCE.findall(TEXTS["README.md"]) if kind == "toml"]
+    return text
+
+
+def test_the_environment_of_the_readme_trains(tmp_path, monkeypatch):
+    import ppo
+
+    (code,) = [code for kind, code in FENCE.findall(TEXTS["README.md"]) if kind == "py"]
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "envs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (flags,) = [c.split()[2:] for _, c in COMMANDS if "mypackage" in c and "PYTHONPATH" not in c]
+    run = ppo.Run(ppo.parse_args([*flags, "--total-timesteps", "8192"]))
+    ppo.train(run.args, run)
+    run.finish()
+    # random actions take longer than the nine steps that the far end needs
+    assert ppo.evaluate(run.parts["agent"], run.args).mean() >= -9
+
+
+def test_every_flag_in_prose_is_a_flag():
+    known = {"--tensorboard", "--logdir"}
+    for name in SCRIPTS:
+        known |= {f"--{field.name}" for field in fields(importlib.import_module(name).RunArgs)}
+    for path in ("benchmarks/run.py", "benchmarks/report.py", "benchmarks/speed.py", "bugs/run.py"):
+        known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / path).read_text()))
+    known = {flag.replace("_", "-") for flag in known}
+    for name in DOCUMENTS:
+        for span in re.findall(r"`([^`\n]+)`", prose(TEXTS[name])):
+            for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+                assert flag in known or flag.replace("--no-", "--") in known, (name, flag)
+
+
+@functools.cache
+def definitions(path: Path) -> set[str]:
+    """Functions and classes of a file, methods as Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
+            names |= {f"{node.name}.{method.name}" for method in methods}
+    return names
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """The headings of a document as GitHub links to them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_names_lead_somewhere(name):
+    folder = (ROOT / name).parent
+    for text, target in re.findall(
+        r"\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)", prose(TEXTS[name])
+    ):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = folder / file if file else ROOT / name
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+        if path.suffix == ".py" and "/" not in text:
+            assert text.strip("`") in definitions(path), (text, target)
+    for line in prose(TEXTS[name]).splitlines():
+        assert line.count("`") % 2 == 0, f"code across two lines is not found here: {line}"
+    for span in code_spans(TEXTS[name]):
+        for word in span.split():
+            path = word.split("::")[0].rstrip(",")
+            path = re.sub(r"\.toml:[\w-]+$", ".toml", path)
+            if path.startswith(FOLDERS) and "NAME" not in path:
+                assert list(ROOT.glob(path)), word
+
+
+def section(title: str) -> str:
+    """Of algos/README.md, up to the next heading of this level."""
+    return INSIDE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(text: str, header: str) -> list[list[str]]:
+    """The cells of the table below this header."""
+    lines = text.split(header + "\n")[1].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+DETAILS = "| detail | source | default | where |"
+
+
+def flags_of_table(text: str) -> tuple[list[str], list[list[str]]]:
+    table = rows(text, DETAILS)
+    for row in table:
+        assert len(row) == 4 and all(row), row
+        assert row[2] == "always" or re.fullmatch(r"`--[^`]+`", row[2]), row
+        assert re.search(r"\]\(\w+\.py\)", row[3]), row
+    return shlex.split(" ".join(row[2].strip("`") for row in table if row[2] != "always")), table
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_table_of_details_has_every_argument_and_its_default(name):
+    script = importlib.import_module(name)
+    flags, table = flags_of_table(section(name.upper()))
+    assert script.parse_args(flags) == script.RunArgs()
+    for row in table:  # one by one: a flag that is there twice could hide a wrong default
+        if row[2] != "always":
+            assert script.parse_args(shlex.split(row[2].strip("`"))) == script.RunArgs(), row
+        assert set(re.findall(r"\]\((.*?)\)", row[3])) == {f"{name}.py"}, row
+    listed = {flag.replace("--no-", "--") for flag in flags if re.match("--[a-z]", flag)}
+    arguments = {f"--{field.name.replace('_', '-')}" for field in fields(script.Args)}
+    assert listed == arguments - {"--env-id", "--seed"}
+
+
+def test_the_table_of_what_every_script_does_has_their_defaults():
+    flags, _ = flags_of_table(section("What every script does"))
+    for name in SCRIPTS:
+        script = importlib.import_module(name)
+        assert script.parse_args(flags) == script.RunArgs()
+    common = {f"--{field.name.replace('_', '-')}" for field in fields(script.RunArgs)}
+    assert {flag.replace("--no-", "--") for flag in flags if flag.startswith("--")} <= common
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_function_that_cites_a_source_is_in_its_section(name):
+    source = (ROOT / "algos" / f"{name}.py").read_text()
+    upper = ast.parse(source.split("\n# The algorithm ends here.")[0])
+    linked = {
+        re.split(r"\.", text)[0] for text in re.findall(r"\[`([^`]+)`\]", section(name.upper()))
+    }
+    # a2c has ppo's networks, statistics and distributions, which are described there
+    if name == "a2c":
+        linked |= {text.split(".")[0] for text in re.findall(r"\[`([^`]+)`\]", section("PPO"))}
+    for node in upper.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            texts = [ast.get_docstring(part) or "" for part in (node, *getattr(node, "body", ()))
+                     if isinstance(part, ast.FunctionDef | ast.ClassDef)]  # fmt: skip
+            if any(re.search(r"arXiv|doi ", text) for text in texts):
+                assert node.name in linked
+
+
+def test_every_tag_is_explained_and_no_other():
+    table = rows(section("The curves"), "| tag | scripts | what it is | healthy |")
+    assert all(len(row) == 4 and all(row) for row in table)
+    documented = {
+        row[0].strip("`"): set(SCRIPTS) if row[1] == "all" else set(row[1].split(", "))
+        for row in table
+    }
+    assert len(documented) == len(table)
+    plumbing = (ROOT / "algos" / "ppo.py").read_text().split("\n# The algorithm ends here.")[1]
+    common = re.findall(r'"((?:charts|eval|losses)/\w+)"', plumbing)
+    assert {"charts/SPS", "charts/episodic_return", "eval/episodic_return"} <= set(common)
+    written = {tag: set(SCRIPTS) for tag in common}
+    for name, tags in TAGS.items():  # which tests/test_runs.py compares with what runs write
+        for tag in tags.split():
+            written.setdefault(tag, set()).add(name)
+    assert documented == written
+
+
+def test_the_citation_names_who_the_license_names():
+    text = (ROOT / "CITATION.cff").read_text()
+    top = dict(re.findall(r"^([\w-]+): *(.*)$", text, re.MULTILINE))
+    assert top["cff-version"] == "1.2.0" and top["message"] and top["license"] == "MIT"
+    assert top["title"].strip('"') == TEXTS["README.md"].splitlines()[0].removeprefix("# ")
+    (holder,) = re.findall(
+        r"^Copyright \(c\) \d+ (.+)$", (ROOT / "LICENSE").read_text(), re.MULTILINE
+    )
+    assert re.findall(r"^  - name: (.+)$", text, re.MULTILINE) == [holder[0].upper() + holder[1:]]
+    assert top["authors"] == ""
+
+
+def test_the_sweep_of_the_readme_is_understood():
+    for table, settings in tomllib.loads(toml_of_the_readme()).items():
+        names = {field.name for field in fields(importlib.import_module(table.split("-")[0]).Args)}
+        assert settings.keys() <= names
