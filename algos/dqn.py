@@ -4,7 +4,9 @@ targets of a slowly following copy of itself. Double, dueling, C51 and n-step ar
 Papers    DQN doi 10.1038/nature14236; double arXiv 1509.06461; dueling arXiv 1511.06581;
           C51 arXiv 1707.06887; n-step returns as in Rainbow, arXiv 1710.02298.
 Run       python algos/dqn.py                                                  CartPole-v1
-          python algos/dqn.py --double --dueling --n-atoms 51 --n-step 3       any combination
+          python algos/dqn.py --double --dueling --n-step 3                    any combination
+          python algos/dqn.py --n-atoms 51 --v-min 0 --v-max 100               C51: the support
+              must hold the discounted returns, which on CartPole-v1 lie between 0 and 100
 
 Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
