@@ -62,7 +62,7 @@ def main():
         subprocess.run(command, check=True)
         size = path.stat().st_size
         assert size < 2_000_000, f"{path} has {size} bytes: cut it with --seconds"
-        print(f"{path}: {size / 1000:.0f} kB")
+        print(f"{path.name}: {size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
