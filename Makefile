@@ -4,6 +4,8 @@
 # make torture  tries thousands of senseless command lines and damaged files
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
+# make screenshots   photographs TensorBoard over short runs in a headless Chromium, into pictures/
+# make animations    trains a lander and a cheetah, unless runs/pictures/ has them, and films them
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,6 +27,12 @@ speed: .venv/installed .venv-peers/installed
 
 report: .venv/installed-dev
 	$(BIN)/python benchmarks/report.py --from-csv
+
+screenshots: .venv/installed
+	$(BIN)/python benchmarks/screenshots.py
+
+animations: .venv/installed
+	$(BIN)/python benchmarks/animations.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -55,4 +63,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test bugs torture speed report lint tensorboard clean
+.PHONY: train test bugs torture speed report screenshots animations lint tensorboard clean

@@ -1285,9 +1285,9 @@ class Run:
 
         plain = bool | int | float | str
         values = {k: v if isinstance(v, plain) else str(v) for k, v in asdict(self.args).items()}
-        begin, session, _ = hparams({"algo": ALGO, **values}, {"eval/episodic_return": 0})
-        self.writer.file_writer.add_summary(begin)
-        self.writer.file_writer.add_summary(session)
+        # the run's own values alone: told of an experiment's columns, TensorBoard shows no others,
+        # and so of other algorithms only what they have in common with the first
+        self.writer.file_writer.add_summary(hparams({"algo": ALGO, **values}, {})[1])
         rows = [
             f"| {name} | {tuple(p.shape)} | {p.numel():,} |" for name, p in agent.named_parameters()
         ]
