@@ -1,12 +1,13 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
-# make torture  tries thousands of senseless command lines and damaged files
+# make torture  tries thousands of senseless command lines and damaged files, and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
+SEED ?= $(shell date +%s)  # of `make torture`, which prints it
 
 train: .venv/installed
 	$(BIN)/python algos/ppo.py --config benchmarks/cartpole.toml
@@ -18,7 +19,7 @@ bugs: .venv/installed-dev
 	$(BIN)/python bugs/check.py
 
 torture: .venv/installed-dev
-	TORTURE=1 $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
+	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
