@@ -1,6 +1,7 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
+# make bug-pictures  trains what the pictures of bugs/ lack, and draws them
 # make torture  tries thousands of senseless command lines and damaged files, and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
@@ -17,6 +18,9 @@ test: .venv/installed-dev
 
 bugs: .venv/installed-dev
 	$(BIN)/python bugs/check.py
+
+bug-pictures: .venv/installed-dev
+	$(BIN)/python bugs/pictures.py
 
 torture: .venv/installed-dev
 	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
@@ -56,4 +60,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test bugs torture speed report lint tensorboard clean
+.PHONY: train test bugs bug-pictures torture speed report lint tensorboard clean
