@@ -1,7 +1,8 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
-# make torture  tries thousands of senseless command lines and damaged files
+# make bug-pictures  trains what the pictures of bugs/ lack, and draws them
+# make torture  tries thousands of senseless command lines and damaged files, and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 # make screenshots   photographs TensorBoard over short runs in a headless Chromium, into pictures/
@@ -9,6 +10,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+SEED ?= $(shell date +%s)  # of `make torture`, which prints it
 
 train: .venv/installed
 	$(BIN)/python algos/ppo.py --config benchmarks/cartpole.toml
@@ -19,8 +21,11 @@ test: .venv/installed-dev
 bugs: .venv/installed-dev
 	$(BIN)/python bugs/check.py
 
+bug-pictures: .venv/installed-dev
+	$(BIN)/python bugs/pictures.py
+
 torture: .venv/installed-dev
-	TORTURE=1 $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
+	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
@@ -63,4 +68,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
 	touch $@
 
-.PHONY: train test bugs torture speed report screenshots animations lint tensorboard clean
+.PHONY: train test bugs bug-pictures torture speed report screenshots animations lint tensorboard clean

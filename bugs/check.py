@@ -28,6 +28,7 @@ README = ROOT / "bugs" / "README.md"
 COPIED = ("algos", "tests", "benchmarks")
 NO_MISTAKE = ("NameError", "SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
 PATIENCE = 240  # seconds for a test
+SEEDS = (1, 2, 3, 4, 5)  # of the runs behind a picture
 
 
 def load() -> dict:
@@ -35,6 +36,8 @@ def load() -> dict:
     catalogue = tomllib.loads((ROOT / "bugs" / "bugs.toml").read_text())
     for bug in catalogue["bug"]:
         bug["flags"] = bug.get("flags", catalogue["flags"][bug["file"].removesuffix(".py")]).split()
+        if "picture" in bug:
+            bug["picture"]["flags"] = bug["picture"]["flags"].split()
     return catalogue
 
 
@@ -138,22 +141,28 @@ it. They are sorted by what you see: find your curve, then the line. All of it i
     python bugs/check.py NAME                       one of them
     python bugs/run.py NAME --seeds 3               trains the healthy and the broken script
     python bugs/run.py NAME -- --env-id Acrobot-v1  with flags of your own
+    make bug-pictures                               the pictures below, from runs of its own
 
 "How to notice" says what follows from the mistake. How strongly a curve shows it depends on the
-task; some curves show nothing, which is why there are tests. Sources like cleanrl#198 are issues
-and pull requests on GitHub.
+task; some curves show nothing, which is why there are tests. Pictures show the healthy and the
+broken script on the same {seeds} seeds and flags: the mean, and shaded what lies between the lowest
+and the highest seed; `curves/` has their points. Sources like cleanrl#198 are issues and pull
+requests on GitHub.
 """
 
 
 def readme(catalogue: dict) -> str:
     """README.md as it must be."""
-    parts = [HEADER.format(count=len(catalogue["bug"]))]
+    parts = [HEADER.format(count=len(catalogue["bug"]), seeds=len(SEEDS))]
     groups = {
         key: [bug for bug in catalogue["bug"] if bug["seen"] == key] for key in catalogue["seen"]
     }
-    rows = [f"| [{title}](#{anchor(title)}) | {len(groups[key])} |"
-            for key, title in catalogue["seen"].items()]  # fmt: skip
-    parts.append("\n".join(["| what you see | mistakes |", "|---|---|", *rows]) + "\n")
+    rows = ["| what you see | mistakes | with a picture |", "|---|---|---|"]
+    for key, title in catalogue["seen"].items():
+        names = [bug["name"] for bug in groups[key] if "picture" in bug]
+        links = ", ".join(f"[{name}](#{name})" for name in names)
+        rows.append(f"| [{title}](#{anchor(title)}) | {len(groups[key])} | {links} |")
+    parts.append("\n".join(rows) + "\n")
     for key, title in catalogue["seen"].items():
         parts.append(f"## {title}\n")
         for bug in groups[key]:
@@ -162,9 +171,21 @@ def readme(catalogue: dict) -> str:
                 tidy(bug["story"]) + "\n",
                 f"```diff\n# algos/{bug['file']}\n{changed_lines(bug)}\n```\n",
                 tidy(f"**How to notice.** {bug['symptom']}") + "\n",
+                *picture(bug),
                 f"Source: {bug['source']}.\\\nTest: `{bug['test']}`\n",
             ]
     return "\n".join(parts)
+
+
+def picture(bug: dict) -> list[str]:
+    """The lines that show it, for the few that have one."""
+    if "picture" not in bug:
+        return []
+    command = f"`python algos/{bug['file']} {' '.join(bug['picture']['flags'])}`"
+    return [
+        f"![The curves of {bug['name']}](pictures/{bug['name']}.png)\n",
+        f"{tidy(bug['picture']['caption'])}\\\n{command}\n",
+    ]
 
 
 def anchor(title: str) -> str:

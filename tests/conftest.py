@@ -13,6 +13,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side: threads would wait for each other
 os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
 sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
@@ -44,15 +45,19 @@ def server():
 
 @pytest.fixture
 def script(server, tmp_path, tmp_path_factory):
-    """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is."""
+    """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is.
+
+    With `kill_after` it gets a SIGKILL so many seconds after its start.
+    """
     outputs = tmp_path_factory.mktemp("outputs")
 
-    def run(name: str, *flags, ok: bool = True) -> Result:
+    def run(name: str, *flags, ok: bool = True, kill_after: float | None = None) -> Result:
         job = {
             "command": [str(word) for word in (ROOT / "algos" / f"{name}.py", *flags)],
             "cwd": str(tmp_path),
             "out": str(outputs / "out"),
             "err": str(outputs / "err"),
+            "kill_after": kill_after,
         }
         print(json.dumps(job), file=server.stdin, flush=True)
         status = int(server.stdout.readline())
@@ -82,6 +87,35 @@ def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
     return found
+
+
+COUNTS = {}  # {what: {script: [how often it was so, of how many]}}, in the process that prints
+
+
+@pytest.fixture
+def count(request):
+    """count("files refused", "ppo", True): `make torture` prints the sums over all tests."""
+    counts = []
+    yield lambda *words: counts.append(words)
+    request.node.user_properties.append(("counts", counts))
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        for what, name, it_was_so in dict(report.user_properties).get("counts", []):
+            pair = COUNTS.setdefault(what, {}).setdefault(name, [0, 0])
+            pair[0] += it_was_so
+            pair[1] += 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    if "TORTURE" not in os.environ:
+        return
+    terminalreporter.section(f"torture with seed {os.environ['TORTURE']}")
+    for what, pairs in sorted(COUNTS.items()):
+        parts = ", ".join(f"{name} {hits} of {n}" for name, (hits, n) in sorted(pairs.items()))
+        hits, n = (sum(column) for column in zip(*pairs.values(), strict=True))
+        terminalreporter.write_line(f"{what}: {hits} of {n} ({parts})")
 
 
 def hash_of_parameters(module) -> list:

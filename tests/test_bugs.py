@@ -8,9 +8,11 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bugs"))
 import check
+import pictures
 
 CATALOGUE = check.load()
 BUGS = {bug["name"]: bug for bug in CATALOGUE["bug"]}
+PICTURED = [name for name in BUGS if "picture" in BUGS[name]]
 
 
 def test_there_are_as_many_names_as_bugs():
@@ -33,6 +35,40 @@ def test_a_bug_fits_its_script(name):
 def test_its_flags_are_those_of_the_script(name):
     module = importlib.import_module(BUGS[name]["file"].removesuffix(".py"))
     module.parse_args(BUGS[name]["flags"])
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_a_picture_is_made_of_its_points_and_those_of_its_flags(name):
+    bug = BUGS[name]
+    module = importlib.import_module(bug["file"].removesuffix(".py"))
+    args = module.parse_args(bug["picture"]["flags"])
+    points = pictures.read_points(pictures.csv_of(bug), pictures.first_row(bug))
+    assert points, f"{name}.csv has other flags, run: python bugs/pictures.py"
+    for curves in points.values():
+        assert len(curves) >= 5 and curves.keys() == set(check.SEEDS)
+        assert all(max(curve) == args.total_timesteps for curve in curves.values())
+    picture = (pictures.PICTURES / f"{name}.png").read_bytes()
+    assert len(picture) < 60_000
+    assert pictures.digest(bug).encode() in picture, "run: python bugs/pictures.py --draw"
+    story = check.README.read_text().split(f"\n### {name}\n")[1].split("\n### ")[0]
+    assert f"](pictures/{name}.png)" in story and len(bug["picture"]["caption"]) > 20
+
+
+def test_there_are_pictures_of_all_kinds_and_no_others():
+    assert len(PICTURED) >= 3
+    assert {path.stem for path in pictures.CURVES.iterdir()} == set(PICTURED)
+    assert {path.stem for path in pictures.PICTURES.iterdir()} == set(PICTURED)
+
+
+def test_a_curve_is_the_mean_over_stretches_of_the_run(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "runs" / "env" / "algo" / "run") as writer:
+        for step, value in ((0, 9), (1, 1), (40, 3), (41, 5), (999, 7), (1000, 8)):
+            writer.add_scalar("tag", value, step)
+            writer.add_scalar("other", 0, step)
+    # 25 stretches of 40 steps; the first begins behind step 0
+    assert pictures.curve(tmp_path, "tag", 1000) == {40: 2, 80: 5, 1000: 7.5}
 
 
 def test_a_text_that_is_not_there_once_is_refused():

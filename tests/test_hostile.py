@@ -1,19 +1,24 @@
 """Hostile surroundings: senseless command lines, damaged files, full disks, broken environments.
 
-`make test` tries a dozen of each, `make torture` a thousand.
+`make test` tries a dozen of each and four kills, `make torture` a thousand and a hundred. It prints
+what came of them and its seed; `make torture SEED=...` tries the same again.
 """
 
 import contextlib
 import hashlib
 import importlib
 import io
+import json
 import os
+import random
 import re
 import resource
 import shutil
+import signal
 import string
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 from unittest import mock
@@ -21,17 +26,23 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, only_run
-from hypothesis import HealthCheck, given, settings
+from conftest import ROOT, SCRIPTS, only_run, scalars
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 1000 if "TORTURE" in os.environ else 12
-hostile = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize="TORTURE" not in os.environ,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+SEED = int(os.environ.get("TORTURE", 0))  # 0: not `make torture`
+EXAMPLES = 1000 if SEED else 12
+KILLS, PARTS = (5, 5) if SEED else (1, 1)  # so many parts for each script, for two cores to share
+
+
+def hostile(test):
+    healthy = [HealthCheck.function_scoped_fixture]
+    same_again = settings(
+        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=healthy
+    )
+    return seed(SEED)(same_again(test))
+
+
 TRAINING = {
     "ppo": "--env-id Pendulum-v1 --total-timesteps 512 --num-envs 2 --norm-obs".split(),
     "a2c": "--total-timesteps 200 --num-envs 2".split(),
@@ -108,11 +119,14 @@ WORDS = st.one_of(
 @pytest.mark.parametrize("name", SCRIPTS)
 @hostile
 @given(words=st.lists(WORDS, max_size=6))
-def test_no_command_line_ends_in_a_traceback(name, words, tmp_path, monkeypatch):
+def test_no_command_line_ends_in_a_traceback(name, words, tmp_path, monkeypatch, count):
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(name)
-    with mock.patch.object(module, "Run", side_effect=module.UserError("would train")):
-        status, err = main(name, *words)
+    module, status = importlib.import_module(name), None
+    try:
+        with mock.patch.object(module, "Run", side_effect=module.UserError("would train")):
+            status, err = main(name, *words)
+    finally:
+        count("command lines that ended in a traceback", name, status is None)
     assert status in (0, 2) and "Traceback" not in err
     assert not list(tmp_path.iterdir())
 
@@ -172,7 +186,7 @@ def resume(module, folder: Path):
 @hostile
 @given(cut=st.booleans(), where=st.integers(0, 10**9), file=st.integers(0, 99))
 def test_damaged_checkpoints_are_refused_in_a_line(
-    name, cut, where, file, finished, intact, tmp_path
+    name, cut, where, file, finished, intact, tmp_path, count
 ):
     module, folder = importlib.import_module(name), tmp_path / "run"
     shutil.rmtree(folder, ignore_errors=True)
@@ -181,6 +195,8 @@ def test_damaged_checkpoints_are_refused_in_a_line(
     path = paths[file % len(paths)]
     path.write_bytes(damaged(path.read_bytes(), cut, where))
     result = resume(module, folder)
+    count("damaged checkpoints refused", name, isinstance(result, module.UserError))
+    count("damaged checkpoints loaded as if whole", name, result == intact[name])
     if isinstance(result, module.UserError):
         assert path.name.split("-")[0] in str(result)
     else:  # no bit of what counts was hit
@@ -190,7 +206,7 @@ def test_damaged_checkpoints_are_refused_in_a_line(
 @pytest.mark.parametrize("name", SCRIPTS)
 @hostile
 @given(cut=st.booleans(), where=st.integers(0, 10**9))
-def test_damaged_weights_are_refused_in_a_line(name, cut, where, finished, tmp_path):
+def test_damaged_weights_are_refused_in_a_line(name, cut, where, finished, tmp_path, count):
     module = importlib.import_module(name)
     args = module.load_args(finished[name])
     envs = module.make_envs(args, 1)
@@ -202,7 +218,9 @@ def test_damaged_weights_are_refused_in_a_line(name, cut, where, finished, tmp_p
     path.write_bytes(damaged((finished[name] / "weights.npz").read_bytes(), cut, where))
     try:
         module.load_weights(agent, path)
+        count("damaged weights refused", name, False)
     except module.UserError as error:
+        count("damaged weights refused", name, True)
         assert "weights.npz" in str(error) and len(str(error).splitlines()) == 1
     assert module.run_hash(agent) == intact
 
@@ -263,6 +281,92 @@ def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
     assert "File too large" in process.stderr
     if "--resume" in process.stderr:
         assert script("dqn", "--resume", only_run(tmp_path)).hash == whole.hash
+
+
+KILLED = {  # a second or two each, with a checkpoint every eighth of a second
+    "ppo": [
+        "--total-timesteps 8192 --checkpoint-frequency 512",
+        "--env-id Pendulum-v1 --total-timesteps 8192 --checkpoint-frequency 512 --norm-obs "
+        "--norm-reward --num-minibatches 2",
+    ],
+    "a2c": [
+        "--total-timesteps 8000 --checkpoint-frequency 500",
+        "--env-id Pendulum-v1 --total-timesteps 8000 --checkpoint-frequency 512 --num-steps 8 "
+        "--norm-obs --norm-reward --optimizer adam",
+    ],
+    "dqn": [
+        "--total-timesteps 6144 --checkpoint-frequency 384 --buffer-size 1500 --gradient-steps 1 "
+        "--hidden-sizes 32 32",
+        "--total-timesteps 4096 --checkpoint-frequency 256 --buffer-size 1500 --gradient-steps 1 "
+        "--hidden-sizes 32 32 --num-envs 2 --double --dueling --n-atoms 11 --v-min 0 --v-max 100 "
+        "--n-step 3 --tau 0.5",
+    ],
+    "td3": [
+        "--env-id Pendulum-v1 --total-timesteps 1024 --checkpoint-frequency 64 --batch-size 16 "
+        "--learning-starts 200 --buffer-size 400 --hidden-sizes 16 16 --log-frequency 50",
+        "--env-id Pendulum-v1 --total-timesteps 1536 --checkpoint-frequency 128 --batch-size 16 "
+        "--learning-starts 200 --buffer-size 400 --hidden-sizes 16 16 --log-frequency 50 "
+        "--num-envs 2 --policy-frequency 3",
+    ],
+}
+
+
+def what_remains(folder: Path):
+    """All that a finished run leaves and that a repetition has to equal."""
+    result = json.loads((folder / "result.json").read_text())
+    result = {key: value for key, value in result.items() if key not in ("seconds", "sps")}
+    # a kill right behind result.json leaves replay files, too
+    files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(("events", "replay")))
+    return result, files, scalars(folder)
+
+
+def last_checkpoint(name: str, folder: Path) -> int:
+    """Its step; -1 where it or the weights beside it cannot be read."""
+    module = importlib.import_module(name)
+    try:
+        with np.load(folder / "weights.npz") as file:
+            assert all(file[key].dtype for key in file.files)
+        return module.load_checkpoint(folder)["step"]
+    except (module.UserError, OSError, ValueError):
+        return -1
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_killed_at_any_moment_resumes_exactly(script, tmp_path, count, name, part):
+    """Each run is killed once to three times, at shares of its length that the seed gives."""
+    draw = random.Random(f"{SEED} {name} {part}")
+    flags = [*draw.choice(KILLED[name]).split(), "--eval-frequency", "1000", "--eval-episodes", "3"]
+    started = time.perf_counter()
+    whole = script(name, *flags, "--runs-dir", "whole").line("run folder")
+    seconds, expected = time.perf_counter() - started, what_remains(tmp_path / whole)
+    kills = runs = 0
+    while kills < KILLS:
+        runs_dir, before, step = tmp_path / f"runs-{runs}", kills, 0
+        runs, command = runs + 1, [*flags, "--runs-dir", runs_dir]
+        for _ in range(draw.randint(1, min(3, KILLS - kills))):
+            share = draw.random()
+            result = script(name, *command, kill_after=share * seconds, ok=False)
+            if result.status != -signal.SIGKILL:  # it was faster than the one that was measured
+                assert result.status == 0, result.err
+                break
+            kills += 1
+            written = list(runs_dir.glob("*/*/*/checkpoint.pt"))
+            count("kills before the first checkpoint", name, not written)
+            count("kills in the middle of a write", name, any(runs_dir.glob("*/*/*/*.tmp")))
+            if written:
+                folder, step_before = written[0].parent, step
+                command, step = ["--resume", folder], last_checkpoint(name, folder)
+                count("checkpoints lost by a kill", name, step < step_before)
+                assert step >= step_before
+        if kills > before:
+            if not list(runs_dir.glob("*/*/*/result.json")):
+                script(name, *command)
+            (finished,) = runs_dir.glob("*/*/*/result.json")
+            exact = what_remains(finished.parent) == expected
+            for _ in range(before, kills):
+                count("kills resumed exactly", name, exact)
+            assert exact
 
 
 FAILURES = {  # how: what the line says

@@ -63,7 +63,7 @@ PYBULLET = {
     "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
     "--eval-episodes 1 --log-frequency 64".split(),
 }
-KINDS = (SHORT, SECOND, ATARI, PYBULLET)
+KINDS = (SECOND, ATARI, PYBULLET)  # SHORT and its like are killed in test_hostile.py
 SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in kind]
 NO_SCHEDULE = {
     "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
