@@ -8,6 +8,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bugs"))
 import check
+
 import pictures
 
 CATALOGUE = check.load()
