@@ -335,7 +335,7 @@ class ReplayBuffer:
         slots = (self.total - ages[:, None] + ks) % self.slots  # (batch_size, n_step)
         flat = slots * self.num_envs + envs[:, None]
         ended = self.terminated.take(flat) | self.truncated.take(flat)
-        ended[:, -1] = True
+        ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
         counts = np.minimum(ended.argmax(axis=1) + 1, ages)  # (batch_size,) rewards to sum
         rewards = (self.rewards.take(flat) * powers[:-1] * (ks < counts[:, None])).sum(axis=1)
         first = slots[:, 0]
