@@ -498,9 +498,7 @@ def config_flags(config: str) -> list[str]:
     flags = []
     for name, value in tables[table].items():
         if name not in {f.name for f in fields(RunArgs)} - set(NOT_OF_A_RUN):
-            raise UserError(
-                f"--config {path}: [{table}] names {name}, which is no argument of {ALGO}"
-            )
+            raise UserError(f"--config {path}: [{table}] names {name}, no argument of {ALGO}")
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
@@ -550,9 +548,8 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
             return make_atari(args, num_envs, training)
         make = [lambda: make_env(args.env_id, **keywords)] * num_envs
         return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    except (
-        ImportError
-    ) as error:  # gymnasium's DependencyNotInstalled is one, and has its own advice
+    except ImportError as error:
+        # gymnasium's DependencyNotInstalled is one, and has its own advice
         advice = f"; pip install {error.name}" if error.name and ":" not in args.env_id else ""
         raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
     except (gym.error.Error, AttributeError, ValueError) as error:
@@ -1052,10 +1049,8 @@ class Run:
                 else:
                     part.load_state_dict(state)
             torch.set_rng_state(self.checkpoint["torch_rng"])
-            self.step_count, self.seconds_before = (
-                self.checkpoint["step"],
-                self.checkpoint["seconds"],
-            )
+            self.step_count = self.checkpoint["step"]
+            self.seconds_before = self.checkpoint["seconds"]
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
         except Exception as error:  # a damaged file fails in as many ways as it has bytes
