@@ -300,7 +300,7 @@ def verdict(ours, steps: int, row: Published) -> str:
     with the published spread over seeds; where there is none, the published number counts as exact.
     Else "within" where the means are no further apart than the larger of the two spreads, and "too
     few seeds to tell" where they are, or with fewer than MIN_SEEDS seeds. "trained longer", and no
-    verdict, where our budget is the larger.
+    verdict, where our budget is the larger; where it is the smaller, "below" says by how much.
     """
     from scipy import stats
 
@@ -319,7 +319,9 @@ def verdict(ours, steps: int, row: Published) -> str:
         test = stats.ttest_ind_from_stats(mean, std, len(ours), *theirs, equal_var=False)
         different = test.pvalue < 0.05
     if different:
-        return "above" if mean > row.mean else "below"
+        if mean > row.mean:
+            return "above"
+        return "below" if steps == row.steps else f"below, after {steps / row.steps:.0%} of its steps"
     near = abs(mean - row.mean) <= max(std, their_std)
     return "within" if near else "too few seeds to tell"
 

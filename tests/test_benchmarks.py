@@ -291,6 +291,8 @@ def published(mean, spread, seeds, steps=100, protocol="greedy"):
         ([500, 500, 500], published(499.0, 0.0, 1), "above"),
         ([3, 9], published(-1e9, 1.0, 1), "too few seeds to tell"),
         ([3, 4, 5], published(1.5, 9.0, 1, steps=99), "trained longer"),
+        ([3, 4, 5], published(6.5, 9.0, 1, steps=800), "below, after 12% of its steps"),
+        ([3, 4, 5], published(1.5, 9.0, 1, steps=800), "above"),
     ],
 )
 def test_verdicts(ours, row, expected):
