@@ -56,7 +56,7 @@ def test_a_picture_is_made_of_its_points_and_those_of_its_flags(name):
 
 
 def test_there_are_pictures_of_all_kinds_and_no_others():
-    assert len(PICTURED) >= 7
+    assert len(PICTURED) >= 12
     assert {path.stem for path in pictures.CURVES.iterdir()} == set(PICTURED)
     assert {path.stem for path in pictures.PICTURES.iterdir()} == set(PICTURED)
 
