@@ -7,6 +7,7 @@ First the tests run on the scripts as they are and must pass. Then each mistake 
 of the scripts, and its test must fail there: not by an error of syntax or of names.
 """
 
+import argparse
 import ast
 import contextlib
 import difflib
@@ -193,10 +194,12 @@ def anchor(title: str) -> str:
 
 
 def main():
-    catalogue = load()
-    bugs, names = catalogue["bug"], sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of bugs.toml; none: all of them")
+    catalogue, names = load(), parser.parse_args().names
+    bugs = catalogue["bug"]
     if unknown := set(names) - {bug["name"] for bug in bugs}:
-        sys.exit(f"no such bug: {', '.join(sorted(unknown))}")
+        parser.error(f"no such bug: {', '.join(sorted(unknown))}")
     if not names:
         README.write_text(readme(catalogue))
     sys.exit(check_all([bug for bug in bugs if not names or bug["name"] in names]) > 0)

@@ -171,7 +171,7 @@ def main():
     parser.add_argument("--draw", action="store_true", help="trains nothing")
     args = parser.parse_args()
     if unknown := set(args.names) - bugs.keys():
-        sys.exit(f"no bug with a picture: {', '.join(sorted(unknown))}")
+        parser.error(f"no bug with a picture: {', '.join(sorted(unknown))}")
     chosen = [bugs[name] for name in args.names or bugs]
     if not args.draw:
         old = [bug for bug in chosen if not read_points(csv_of(bug), first_row(bug))]
