@@ -98,7 +98,7 @@ class Args:
     """Return at the first atom."""
     v_max: float = 10.0
     """Return at the last atom."""
-    n_step: int = 10
+    n_step: int = 5
     """Rewards summed before the target network is asked."""
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, with one atom; with more it is the cross-entropy."""
