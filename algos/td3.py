@@ -728,7 +728,10 @@ def film(agent, args: RunArgs, path: Path):
         import imageio
 
         path.parent.mkdir(exist_ok=True)
-        envs = make_envs(args, 1, training=False, render_mode="rgb_array")
+        keywords = {"render_mode": "rgb_array"}
+        if str(env_spec(args.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
+            keywords["camera_name"] = "track"  # else a cheetah runs out of the picture
+        envs = make_envs(args, 1, training=False, **keywords)
         seeds = env_seeds(1, args.seed, 0, 1)
         obs, _ = envs.reset(seed=seeds)
         twin = None

@@ -48,7 +48,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", choices=ENVIRONMENTS)
     parser.add_argument("--folder", type=Path, default=ROOT / "pictures")
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=7.0)  # then a cheetah's floor ends
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
     for config in [options.only] if options.only else ENVIRONMENTS:

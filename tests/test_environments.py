@@ -234,3 +234,18 @@ def test_a_video_that_fails_ends_nothing(script, tmp_path):
     assert result.hash == plain.hash
     assert result.err.count("no video: ") == 1 and "Traceback" not in result.err
     assert not list(tmp_path.glob("runs/*/*/*/videos/*"))
+
+
+@pytest.mark.parametrize(
+    "env_id, camera", [("HalfCheetah-v5", "track"), ("Reacher-v5", "track"), ("CartPole-v1", None)]
+)
+def test_the_camera_follows_who_runs(monkeypatch, tmp_path, env_id, camera):
+    """gymnasium 1.4 leaves a cheetah's camera where it is; "track" is one of its model's own."""
+    asked = {}
+    monkeypatch.setattr(ppo, "make_envs", lambda args, num_envs, **keywords: asked.update(keywords))
+    ppo.film(None, ppo.RunArgs(env_id=env_id), tmp_path / "film.mp4")
+    assert asked.pop("camera_name", None) == camera
+    assert asked == {"training": False, "render_mode": "rgb_array"}
+    monkeypatch.undo()
+    if camera:  # every model must take the name, those without such a camera too
+        ppo.make_envs(ppo.RunArgs(env_id=env_id), 1, camera_name=camera).close()
