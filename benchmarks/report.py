@@ -321,7 +321,8 @@ def verdict(ours, steps: int, row: Published) -> str:
     if different:
         if mean > row.mean:
             return "above"
-        return "below" if steps == row.steps else f"below, after {steps / row.steps:.0%} of its steps"
+        part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
+        return f"below{part}"
     near = abs(mean - row.mean) <= max(std, their_std)
     return "within" if near else "too few seeds to tell"
 

@@ -280,7 +280,8 @@ def test_statistics_travel_when_both_sides_have_them(script, tmp_path, name="ppo
 def test_a_script_copied_alone_trains(name, tmp_path):
     shutil.copy(ROOT / "algos" / f"{name}.py", tmp_path / "mine.py")
     command = [sys.executable, "mine.py", *SHORT[name]]
-    subprocess.run([str(w) for w in command], cwd=tmp_path, check=True, env={"OMP_NUM_THREADS": "1"})
+    alone = {"OMP_NUM_THREADS": "1"}  # and no PYTHONPATH
+    subprocess.run([str(w) for w in command], cwd=tmp_path, check=True, env=alone)
     assert only_run(tmp_path).parts[-2] == name
 
 
