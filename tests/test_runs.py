@@ -178,7 +178,7 @@ TINY = {  # two checkpoints and more; the schedules and the replay buffers go ac
 
 
 def test_a_run_resumes_in_the_same_process(name, tmp_path, monkeypatch):
-    """As test_a_killed_run_resumes_to_the_same_end, in a second instead of half a minute."""
+    """As test_a_killed_run_resumes_to_the_same_end, in a second."""
     module = importlib.import_module(name)
     end_iteration = module.Run.end_iteration
 
