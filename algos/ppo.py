@@ -25,6 +25,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -111,6 +112,8 @@ class Args:
     """What follows those hidden layers."""
     log_std_init: float = 0.0
     """Continuous actions: logarithm of the standard deviation at the start [half the range]."""
+    compile: bool = False
+    """Compiles the loss and its gradient first; needs a C++ compiler, or Triton on a GPU."""
     checkpoint_frequency: int = 100_000
     """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
 
@@ -538,37 +541,45 @@ def make_batch(agent, buffer, args, running_returns):
     return batch, running_returns
 
 
+def ppo_loss(agent, mini, args, clip_coef):
+    """The loss of a minibatch, a scalar; its parts (policy, value, entropy), (3,); and log r.
+
+    Where `norm_adv` asks for it, advantages have mean 0 and standard deviation 1 in each minibatch.
+    """
+    advantages = mini["advantages"]
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    policy, values = agent(mini["obs"])
+    log_probs, entropies = agent.log_prob_and_entropy(policy, mini["actions"])
+    log_ratio, entropy = log_probs - mini["log_probs"], entropies.mean()
+    pi_loss = clipped_policy_loss(log_ratio, advantages, clip_coef)
+    v_loss = value_loss(
+        values, mini["values"], mini["returns"], clip_coef if args.clip_vloss else None
+    )
+    loss = pi_loss + args.vf_coef * v_loss
+    if args.ent_coef > 0:  # else its backward pass would be for nothing
+        loss = loss - args.ent_coef * entropy
+    return loss, torch.stack([pi_loss, v_loss, entropy]).detach(), log_ratio.detach()
+
+
 def update(agent, optimizer, batch, args, clip_coef, rng):
     """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
     batch_size = len(batch["obs"])
     num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
+    loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
     (vector,), losses = optimizer.param_groups[0]["params"], []  # all parameters: see flatten
     for _ in range(args.update_epochs):
         log_ratios = []
         for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
             indices = torch.as_tensor(indices, device=agent.device)
             mini = {name: tensor[indices] for name, tensor in batch.items()}
-            advantages = mini["advantages"]
-            if args.norm_adv:
-                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-
-            policy, values = agent(mini["obs"])
-            log_probs, entropies = agent.log_prob_and_entropy(policy, mini["actions"])
-            log_ratio, entropy = log_probs - mini["log_probs"], entropies.mean()
-            pi_loss = clipped_policy_loss(log_ratio, advantages, clip_coef)
-            v_loss = value_loss(
-                values, mini["values"], mini["returns"], clip_coef if args.clip_vloss else None
-            )
-            loss = pi_loss + args.vf_coef * v_loss
-            if args.ent_coef > 0:  # else its backward pass would be for nothing
-                loss = loss - args.ent_coef * entropy
-
+            loss, parts, log_ratio = loss_of(agent, mini, args, clip_coef)
             vector.grad.zero_()
             loss.backward()
             clip_gradient(vector, args.max_grad_norm)
             optimizer.step()
-            losses.append(torch.stack([pi_loss.detach(), v_loss.detach(), entropy.detach()]))
-            log_ratios.append(log_ratio.detach())
+            losses.append(parts)
+            log_ratios.append(log_ratio)
         log_ratios = torch.cat(log_ratios)  # of one whole epoch
         kl = approx_kl(log_ratios).item()
         if args.target_kl is not None and kl > args.target_kl:
@@ -619,6 +630,8 @@ def evaluation_action(agent, obs, rng, args):
 
 
 def train(args: Args, run: "Run"):
+    if args.compile and not any(map(shutil.which, (os.getenv("CXX", "g++"), "clang++", "cl"))):
+        raise UserError("compile needs a C++ compiler, and there is none")
     rng = np.random.default_rng(args.seed)
     agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
     # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0

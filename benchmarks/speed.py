@@ -129,6 +129,11 @@ CELLS = {
         {"sb3": ("PPO", PPO_CHEETAH), "sbx": ("PPO", PPO_CHEETAH)}, 1.75,
         (1 + 1 + 3 * 10) * 2 * mlp_mflop(17, 64, 64, 6),
     ),
+    "ppo-halfcheetah-compiled": Cell(
+        "ppo --config benchmarks/halfcheetah.toml:ppo-cleanrl --compile", "HalfCheetah-v5", 4_096,
+        20_480, {"sb3": ("PPO", PPO_CHEETAH), "sbx": ("PPO", PPO_CHEETAH)}, 1.75,
+        (1 + 1 + 3 * 10) * 2 * mlp_mflop(17, 64, 64, 6),
+    ),
     "td3-halfcheetah": Cell(
         "td3 --learning-starts 1000", "HalfCheetah-v5", 1_500, 4_500,
         {"sb3": ("TD3", TD3_CHEETAH), "sbx": ("TD3", TD3_CHEETAH)}, 1.2,
