@@ -54,17 +54,17 @@ class Args:
     """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
     seed: int = 1
     """Rules the whole run: same machine, same command, same seed, same weights."""
-    total_timesteps: int = 50_000
+    total_timesteps: int = 40_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
     """Environments stepped side by side."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     """Adam's step size, at the start."""
     anneal_lr: bool = True
     """Lowers the learning rate linearly to 0, over total_timesteps."""
     buffer_size: int = 100_000
     """Transitions that the replay buffer holds, of all environments together."""
-    gamma: float = 0.99
+    gamma: float = 0.98
     """Discount factor."""
     learning_starts: int = 1_000
     """Steps of random actions before the first update."""
