@@ -5,8 +5,8 @@ Papers    DQN doi 10.1038/nature14236; double arXiv 1509.06461; dueling arXiv 15
           C51 arXiv 1707.06887; n-step returns as in Rainbow, arXiv 1710.02298.
 Run       python algos/dqn.py                                                  CartPole-v1
           python algos/dqn.py --double --dueling --n-step 3                    any combination
-          python algos/dqn.py --n-atoms 51 --v-min 0 --v-max 100               C51: the support
-              must hold the discounted returns, which on CartPole-v1 lie between 0 and 100
+          python algos/dqn.py --n-atoms 51 --v-min 0 --v-max 50                C51: the support
+              must hold the discounted returns, which on CartPole-v1 lie between 0 and 50
 
 Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
