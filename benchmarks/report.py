@@ -478,7 +478,8 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         here = [cell for cell in cells if cell.env_id == env_id]
         for color, cell in enumerate(here):
             steps, returns = cell.curve("greedy")
-            label = f"{cell.table}, {len(cell.seeds)} seeds"
+            seeds = "1 seed" if len(cell.seeds) == 1 else f"{len(cell.seeds)} seeds"
+            label = f"{cell.table}, {seeds}"
             axis.plot(steps, iqm(returns.T), color=f"C{color}", label=label)
             if bounds := interval(iqm, returns.T):
                 axis.fill_between(steps, *bounds, color=f"C{color}", alpha=0.2, linewidth=0)
