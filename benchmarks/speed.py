@@ -167,8 +167,10 @@ class Solve:
     threshold: float
     peers: dict
     must: float
-    """Seconds that ours may take, from the start of the process."""
+    """Seconds that ours may take, from the start of the process, by the median over seeds."""
     num_envs: int
+    every_seed: bool = False
+    """Whether every seed must solve it, too."""
 
 
 ZOO_CARTPOLE = dict(  # of rl-zoo, which anneals both to 0 over 100,000 steps
@@ -183,6 +185,7 @@ SOLVES = {
     # rl-zoo's settings had not solved it after 8 minutes when the target was set: no peer is run
     "solve-lunarlander": Solve(
         "ppo --config benchmarks/lunarlander.toml", "LunarLander-v3", 200, {}, 45, num_envs=16,
+        every_seed=True,
     ),
 }  # fmt: skip
 
@@ -298,7 +301,8 @@ def measure_solving(name: str, repeats: int, folder: str) -> list[dict]:
         rows.append(row)
         verdict = ""
         if row["must"]:
-            good = row["seconds"] < row["must"] and len(solved) == repeats
+            enough = len(solved) == repeats or not task.every_seed
+            good = row["seconds"] < row["must"] and enough
             verdict = f"must be under {row['must']} s: {'reached' if good else 'MISSED'}"
         print(
             f"{name:18} {library:5} {row['seconds']:>6} s ({row['fastest']} to {row['slowest']}), "
