@@ -113,7 +113,7 @@ class Args:
     log_std_init: float = 0.0
     """Continuous actions: logarithm of the standard deviation at the start [half the range]."""
     compile: bool = False
-    """Compiles the loss and its gradient first; needs a C++ compiler, or Triton on a GPU."""
+    """Compiles the loss and its gradient first, which takes seconds and needs a C++ compiler."""
     checkpoint_frequency: int = 100_000
     """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
 
