@@ -22,11 +22,13 @@ import ctypes
 import ctypes.util
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
 import platform
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -675,7 +677,7 @@ class RunArgs(Args):
     log_frequency: int = 500
     """Steps between points of the curves, at least; returns are the mean since the last point."""
     capture_video: bool = False
-    """Films the first episode of each evaluation, into the run folder."""
+    """Films an episode at each evaluation, into the run folder."""
     episodic_life: bool = False
     """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
     sticky_actions: float = 0.0
@@ -698,6 +700,7 @@ class RunArgs(Args):
         require_range(self, "eval_episodes log_frequency", low=1)
         require_range(self, "eval_frequency torch_threads", low=0)
         require_range(self, "sticky_actions", low=0, high=1)
+        require_range(self, "seed", low=0, high=2**64 - 1)  # torch takes no larger one
         if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
             raise UserError("episodic_life and sticky_actions are for Atari games, ALE/...-v5")
         if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
@@ -745,12 +748,12 @@ def parse_args(argv: list[str]) -> RunArgs:
             raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in NOT_OF_A_RUN:
-        early.add_argument(f"--{name}")
+        early.add_argument(f"--{name}", nargs="?")
     known, _ = early.parse_known_args(argv)
     saved = RunArgs()
-    if known.config:
+    if known.config is not None:  # an empty one is refused below, not taken for none
         argv = config_flags(known.config) + argv  # the last of a repeated flag counts
-    elif folder := known.resume or known.evaluate:
+    elif (folder := known.evaluate if known.resume is None else known.resume) is not None:
         saved = load_args(Path(folder))
     args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
     if args.resume:
@@ -773,7 +776,7 @@ def config_flags(config: str) -> list[str]:
     if not path or "/" in table or "\\" in table:  # no table named; a colon may belong to the path
         path, table = config, ALGO
     try:
-        tables = tomllib.loads(Path(path).read_text())
+        tables = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"--config {path}: {error}") from None
     if not isinstance(tables.get(table), dict):
@@ -798,8 +801,8 @@ def load_args(folder: Path) -> RunArgs:
         saved = json.loads((folder / "args.json").read_text())
         if saved["algo"] != ALGO:
             raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
-        lists = {name: v for name, v in saved["args"].items() if isinstance(v, list)}
-        return RunArgs(**saved["args"] | {name: tuple(v) for name, v in lists.items()})
+        values = saved["args"].items()
+        return RunArgs(**{k: tuple(v) if isinstance(v, list) else v for k, v in values})
     except OSError:
         raise UserError(f"{folder} is not a run folder: it has no args.json") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -817,7 +820,7 @@ def env_spec(env_id: str):
     if module:
         importlib.import_module(module)
     spec = gym.spec(name)
-    if "mujoco" in str(spec.entry_point):
+    if "mujoco" in sys.modules or "mujoco" in str(spec.entry_point):
         quiet_mujoco()
     return spec
 
@@ -833,13 +836,14 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
         return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     except ImportError as error:
         # gymnasium's DependencyNotInstalled is one, and has its own advice
-        advice = f"; pip install {error.name}" if error.name and ":" not in args.env_id else ""
+        advice = f"; pip install {error.name}" if error.name else ""
+        if error.name and error.name == args.env_id.rpartition(":")[0].split(".")[0]:
+            advice = "; is its folder in PYTHONPATH?"
         raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
-    except (gym.error.Error, AttributeError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise UserError(f"environment {args.env_id!r}: {text}") from None
     except UserError:
         raise
+    except gym.error.Error as error:
+        raise UserError(f"environment {args.env_id!r}: {error}") from None
     except Exception as error:  # in what the user wrote
         raise UserError(f"environment {args.env_id!r}: {what_and_where(error)}") from None
 
@@ -857,9 +861,14 @@ def make_env(env_id: str, **keywords):
         env = gym.wrappers.TransformObservation(env, convert, image_space)
     elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box):
+        raise UserError(f"environment {env_id!r}: its observations have no fixed size: {space}")
     if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
         start, n = env.action_space.start, env.action_space.n
         env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+    if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind != "f":
+        raise UserError(f"environment {env_id!r}: actions must be real, not {env.action_space}")
     return env
 
 
@@ -931,7 +940,7 @@ def quiet_mujoco():
 
 def as_obs(obs):
     """Observations as the agent takes them: float32, or uint8 as they are."""
-    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+    return obs if obs.dtype == np.uint8 else obs.astype(np.float32, copy=False)
 
 
 def env_seeds(num_envs: int, *entropy: int) -> list[int]:
@@ -979,6 +988,9 @@ def true_successors(next_obs, ended, final_obs):
     return successors
 
 
+LONGEST_EPISODE = 100_000  # steps of one in an evaluation; without a time limit it might not end
+
+
 def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     """Returns of one episode in each of `eval_episodes` environments with seeds of their own.
 
@@ -990,7 +1002,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
         require_finite("first observation", as_obs(obs))
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-    while running.any():
+    for _ in range(LONGEST_EPISODE):
         actions = evaluation_action(agent, as_obs(obs), rng, args)
         actions = actions.reshape(envs.action_space.shape)
         with failures_named(args.env_id, when):
@@ -999,6 +1011,11 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
             require_finite("reward", rewards)
         returns += rewards * running
         running &= ~(terminated | truncated)
+        if not running.any():
+            break
+    else:
+        text = f"{args.env_id}: an episode has no end after {LONGEST_EPISODE:,} steps {when};"
+        print(f"{text} its return so far counts. It needs a time limit", file=sys.stderr)
     with failures_named(args.env_id, when):
         envs.close()
     return returns
@@ -1023,16 +1040,17 @@ def film(agent, args: RunArgs, path: Path):
             twin = make_atari(args, 1, training=False, **size)
             pictures, _ = twin.reset(seed=seeds)
         fps = 15 if twin else envs.metadata.get("render_fps", 30)  # every fourth of a game's 60
-        rng, over = np.random.default_rng([args.seed, 1, 1]), False
+        rng = np.random.default_rng([args.seed, 1, 1])
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
-            while not over:
+            for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
                 actions = evaluation_action(agent, as_obs(obs), rng, args)
                 actions = actions.reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if twin:
                     pictures, *_ = twin.step(actions)
-                over = terminated[0] or truncated[0]
+                if terminated[0] or truncated[0]:
+                    break
         envs.close()
         os.replace(temporary, path)
         print(f"video        {path}")
@@ -1125,6 +1143,7 @@ class Run:
         self.finished = []  # (return, length) of the episodes since the last point of the curves
         self.worth, self.sick_since, self.warned = 0.0, {}, set()  # see watch
         self.recent_returns = deque(maxlen=20)
+        self.eval_returns = self.progress = None
 
     def start(self, **parts):
         """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator, and
@@ -1132,25 +1151,32 @@ class Run:
 
         Returns the step to go on from, 0 in a new run, and the first observations.
         """
+        from torch.utils.tensorboard import SummaryWriter
+
         self.parts, agent = parts, parts["agent"]
         if self.checkpoint:
             self.restore()
         else:
-            if self.args.init_weights:
+            if self.args.init_weights is not None:
                 load_weights(agent, Path(self.args.init_weights), only_learned=True)
             if self.args.save_init:
                 save_weights(agent, Path(self.args.save_init))
             self.folder = new_run_folder(self.args)
-        write_json(self.folder / "args.json", describe(self.args))
-        from torch.utils.tensorboard import SummaryWriter
-
+        about = describe(self.args)
+        if self.checkpoint:
+            before = json.loads((self.folder / "args.json").read_text())
+            about["command"] = before["command"]
+            for name, version in before["versions"].items():
+                if about["versions"].get(name) != version:
+                    print(f"resumed with another {name}: it may not be exact", file=sys.stderr)
+        write_json(self.folder / "args.json", about)
         purge_step = self.step_count + 1 if self.checkpoint else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not self.checkpoint:
             self.write_header(agent)
             self.save()
         where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
-        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}")
+        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}", flush=True)
         self.first_step = self.last_step = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
@@ -1183,6 +1209,8 @@ class Run:
                 successors = true_successors(next_obs, ended, info["final_obs"])
         except Exception as error:
             when = f"after step {self.step_count}"
+            if not np.isfinite(actions).all():
+                raise RunFailed(f"the agent's actions are not finite {when}") from error
             raise environment_failed(self.args.env_id, when, error) from error
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
@@ -1210,27 +1238,28 @@ class Run:
 
     def end_iteration(self, scalars: dict) -> int:
         """Logs, evaluates and saves what is due. Returns the step."""
-        args, step, before = self.args, self.step_count, self.last_step
+        args, step = self.args, self.step_count
         for name, value in scalars.items():
             if not math.isfinite(value):
                 raise RunFailed(f"{name} is {value} at step {step}")
-        at_boundary, at_end = step % self.period == 0, step >= args.total_timesteps
         if self.logs_now():
             self.write_scalars(scalars)
-        every = args.eval_frequency
-        if every and step // every > before // every and not at_end:  # finish has its own
-            self.evaluate()
-        if at_boundary:
+        self.eval_returns = self.evaluate() if self.due(args.eval_frequency) else None
+        if step % self.period == 0:
             self.save()
         self.progress.show(step, self.sps(), self.recent_returns)
         self.last_step = step
         return step
 
+    def due(self, every: int) -> bool:
+        """Whether a multiple of `every` steps lies in this iteration; 0: never."""
+        return every > 0 and self.step_count // every > self.last_step // every
+
     def logs_now(self) -> bool:
         """Whether this iteration ends with a point of the curves."""
-        step, every = self.step_count, self.args.log_frequency
+        step = self.step_count
         at_end = step >= self.args.total_timesteps
-        return step // every > self.last_step // every or step % self.period == 0 or at_end
+        return self.due(self.args.log_frequency) or step % self.period == 0 or at_end
 
     def sps(self) -> float:
         return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
@@ -1306,7 +1335,9 @@ class Run:
             "parts": {name: self.state_of(part) for name, part in self.parts.items()},
         }
         save_weights(self.parts["agent"], self.folder / "weights.npz")
-        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        content = io.BytesIO()  # torch, writing, hides an error of the disk behind one of its own
+        torch.save(checkpoint, content)
+        write_file(self.folder / "checkpoint.pt", lambda file: file.write(content.getbuffer()))
         states = checkpoint["parts"].values()
         needed = {name for state in states for name, _ in state.get("files", [])}
         for path in self.folder.glob("replay-*.npz"):
@@ -1359,7 +1390,7 @@ class Run:
         self.progress.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
-        returns = self.evaluate()
+        returns = self.evaluate() if self.eval_returns is None else self.eval_returns
         self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
         self.writer.close()
         result = {
@@ -1480,9 +1511,12 @@ def choose_device(args: RunArgs, obs_space):
     if images:
         keep_freed_memory()
     try:
-        return torch.zeros(1, device=args.device).device
+        x = torch.zeros(1, device=args.device)
+        x.cpu()
+        return x.device
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {args.device}: {first_line(error)}") from None
+        text = first_line(error).split(". ")[0]
+        raise UserError(f"--device {args.device}: {text}; try --device cpu") from None
 
 
 def keep_freed_memory():
@@ -1497,8 +1531,8 @@ def keep_freed_memory():
 
 def require_memory(what: str, size: int):
     """Says how much memory `size` bytes are; raises UserError when the machine has less to give."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError):  # Linux also says what its caches would give back
+    free = math.inf
+    with contextlib.suppress(OSError):  # other systems do not say
         text = Path("/proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+)", text)[1])
     print(f"{what} takes {size / 1e9:.3f} GB")
@@ -1511,7 +1545,7 @@ def first_line(error: Exception) -> str:
 
 
 def command_line() -> str:
-    return " ".join(["python", *sys.argv])
+    return shlex.join(["python", *sys.argv])
 
 
 def describe(args: RunArgs) -> dict:
@@ -1519,8 +1553,9 @@ def describe(args: RunArgs) -> dict:
     its SHA-256.
     """
     settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
-    provider = str(env_spec(args.env_id).entry_point).split(".")[0].split(":")[0]
-    packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", provider]
+    entry = env_spec(args.env_id).entry_point
+    provider = getattr(entry, "__module__", str(entry)).split(".")[0].split(":")[0]
+    packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", "pybullet", provider]
     script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     versions = {"python": platform.python_version(), f"{ALGO}.py": script}
     for name in packages:
@@ -1540,6 +1575,8 @@ def new_run_folder(args: RunArgs) -> Path:
             return folder
         except FileExistsError:
             continue
+        except OSError as error:
+            raise UserError(f"--runs-dir {args.runs_dir}: {error}") from None
     raise UserError(f"{parent} already has a thousand runs named {name}")
 
 
@@ -1561,7 +1598,8 @@ def print_result(folder: Path, returns, digest: str):
     mean, std = returns.mean(), returns.std()
     print(f"evaluation   return {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
     print(f"run folder   {folder}")
-    print(f"TensorBoard  tensorboard --logdir {folder.parents[2]}")
+    runs_dir = [folder, *folder.parents][:4][-1]  # three up, where there are as many
+    print(f"TensorBoard  tensorboard --logdir {shlex.quote(str(runs_dir))}")
     print(f"run hash     {digest}")
 
 
@@ -1570,7 +1608,8 @@ def evaluate_run(args: RunArgs):
     folder = Path(args.evaluate)
     envs = make_envs(args, 1)
     obs_space, action_space = agent_spaces(envs)
-    envs.close()
+    with failures_named(args.env_id, "in the evaluation"):
+        envs.close()
     agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
     load_weights(agent, folder / "weights.npz")
     returns = evaluate(agent, args)
@@ -1630,12 +1669,16 @@ def main():
             train(args, run)
             run.finish()
         return
+    except ImportError as error:
+        status, text = 2, f"{error}; pip install {error.name}"
     except UserError as error:
-        status, text = 2, str(error)
-    except (RunFailed, OSError) as error:
+        status, text = 2, " ".join(str(error).split())
+    except (RunFailed, OSError, MemoryError) as error:
         status, text = 1, f"{error}{resume_hint(run)}"
     except KeyboardInterrupt as interrupt:
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
+    if run is not None and run.progress is not None:
+        run.progress.close()  # ends its line
     print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     sys.exit(status)
 
@@ -1643,7 +1686,8 @@ def main():
 def resume_hint(run: Run | None) -> str:
     if run is None or run.folder is None or not (run.folder / "checkpoint.pt").exists():
         return ""
-    return f"; the last checkpoint goes on with: python {sys.argv[0]} --resume {run.folder}"
+    command = shlex.join(["python", sys.argv[0], "--resume", str(run.folder)])
+    return f"; the last checkpoint goes on with: {command}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 
 
 class Clock(gym.Env):
@@ -178,6 +178,35 @@ class ManyActions(Clock):
     action_space = MultiDiscrete([2, 3])
 
 
+class WholeActions(Clock):
+    action_space = Box(0, 10, (2,), np.int32)
+
+
+class Sentence(Clock):
+    """Observations of no fixed size."""
+
+    observation_space = Sequence(Discrete(3))
+
+    def observe(self):
+        return (1,) * self.time
+
+
+class Bytes(BlindBox):
+    """Observations like those of a game's memory."""
+
+    observation_space = Box(0, 255, (3,), np.uint8)
+
+    def observe(self):
+        return np.full(3, self.time, np.uint8)
+
+
+class Timeless(Clock):
+    """Episodes without an end."""
+
+    def __init__(self):
+        super().__init__(length=np.inf)
+
+
 def register(name, entry_point, **keywords):
     if name not in gym.registry:
         gym.register(name, entry_point, **keywords)
@@ -193,6 +222,10 @@ register("Broken-v0", Broken)
 register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
+register("WholeActions-v0", WholeActions)
+register("Sentence-v0", Sentence)
+register("Bytes-v0", Bytes)
+register("Timeless-v0", Timeless)
 register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
 register("Undrawable-v0", Undrawable)

@@ -167,6 +167,21 @@ def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
     assert all(k["repeat_action_probability"] == 0 and not k["reward_clipping"] for k in settings)
 
 
+def test_vectors_of_bytes_are_observations_too(script, tmp_path):
+    flags = "--env-id environments:Bytes-v0 --total-timesteps 64 --eval-episodes 1".split()
+    script("ppo", *flags, "--num-envs", 2, "--num-steps", 16)
+    script("a2c", *flags, "--num-envs", 2, "--num-steps", 16)
+    script("td3", *flags, "--learning-starts", 32, "--batch-size", 3)
+
+
+def test_an_evaluation_ends_where_episodes_do_not(monkeypatch, capsys):
+    monkeypatch.setattr(ppo, "LONGEST_EPISODE", 53)
+    args = arguments("environments:Timeless-v0", eval_episodes=3)
+    agent = ppo.make_agent(args, *ppo.agent_spaces(ppo.make_envs(args, 1)))
+    assert ppo.evaluate(agent, args).tolist() == [53, 53, 53]
+    assert "no end after 53 steps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("old", ["PongNoFrameskip-v4", "PongDeterministic-v4", "Pong-v0"])
 def test_old_atari_ids_are_answered_with_the_new(old):
     with pytest.raises(ppo.UserError, match="use ALE/Pong-v5"):

@@ -262,15 +262,18 @@ def test_files_of_another_script_are_refused_in_a_line(name, finished, tmp_path)
             assert (status, err.count("\n")) == (2, 1) and "weights.npz" in err
 
 
-@pytest.mark.parametrize("kilobytes", [4, 40])
-def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
-    """Also where the curves' own thread is the first to meet the limit."""
+@pytest.mark.parametrize("name, kilobytes", [("dqn", 4), ("dqn", 40), ("ppo", 60)])
+def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, name, kilobytes):
+    """Also where the curves' own thread is the first to meet the limit, or where torch is."""
     flags = "--total-timesteps 4000 --checkpoint-frequency 1000 --num-envs 1".split()
-    flags += "--hidden-sizes 8 8 --log-frequency 8 --learning-starts 100".split()
-    whole = script("dqn", *flags, "--runs-dir", "whole")
+    if name == "dqn":
+        flags += "--hidden-sizes 8 8 --log-frequency 8 --learning-starts 100".split()
+    else:
+        flags += "--num-steps 100 --num-minibatches 1".split()
+    whole = script(name, *flags, "--runs-dir", "whole")
     limit = (kilobytes * 1024, kilobytes * 1024)
     process = subprocess.run(
-        [sys.executable, ROOT / "algos" / "dqn.py", *flags],
+        [sys.executable, ROOT / "algos" / f"{name}.py", *flags],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -280,7 +283,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
     assert "Traceback" not in process.stderr and process.stderr.count("\n") == 1, process.stderr
     assert "File too large" in process.stderr
     if "--resume" in process.stderr:
-        assert script("dqn", "--resume", only_run(tmp_path)).hash == whole.hash
+        assert script(name, "--resume", only_run(tmp_path)).hash == whole.hash
 
 
 KILLED = {  # a second or two each, with a checkpoint every eighth of a second

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -204,12 +206,19 @@ def test_a_run_resumes_in_the_same_process(name, tmp_path, monkeypatch):
     assert train(resume=str(folder)) == whole
 
 
-def test_a_finished_run_can_be_given_more_steps(script, name):
-    flags = [*SHORT[name], *NO_SCHEDULE[name]]
+def test_a_finished_run_can_be_given_more_steps(script, name, tmp_path):
+    every = STEPS[name] // 4
+    flags = [*SHORT[name], *NO_SCHEDULE[name], "--eval-frequency", str(every)]
     short = script(name, *flags)
+    folder = tmp_path / short.line("run folder")
+    command = json.loads((folder / "args.json").read_text())["command"]
     flags[flags.index("--total-timesteps") + 1] = more = str(STEPS[name] // 2 * 3)
     longer = script(name, "--resume", short.line("run folder"), "--total-timesteps", more)
-    assert longer.hash == script(name, *flags).hash
+    whole = script(name, *flags, "--runs-dir", "whole runs")
+    assert longer.hash == whole.hash
+    assert scalars(folder) == scalars(tmp_path / whole.line("run folder"))
+    assert json.loads((folder / "args.json").read_text())["command"] == command
+    assert "tensorboard --logdir 'whole runs'\n" in whole.out
     again = script(name, "--resume", short.line("run folder"))
     assert "is finished" in again.out
 
@@ -234,6 +243,54 @@ def test_a_stopped_run_says_how_to_go_on(script, name, tmp_path, number):
     assert process.returncode == 128 + number
     assert (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns == before
     assert f"--resume {only_run(tmp_path).relative_to(tmp_path)}" in err and "Traceback" not in err
+
+
+def test_a_resume_with_other_versions_says_so(script, tmp_path, name="a2c"):
+    script(name, *SHORT[name])
+    path = only_run(tmp_path) / "args.json"
+    described = json.loads(path.read_text())
+    described["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(described))
+    (path.parent / "result.json").unlink()
+    resumed = script(name, "--resume", path.parent)
+    assert resumed.err.splitlines()[0] == "resumed with another torch: it may not be exact"
+
+
+def test_actions_that_are_not_finite_are_the_agents(script, tmp_path):
+    flags = "--env-id Pendulum-v1 --total-timesteps 4000 --learning-rate 1e38".split()
+    result = script("a2c", *flags, ok=False)
+    assert result.status == 1 and "the agent's actions are not finite after step" in result.err
+
+
+def test_a_missing_tensorboard_is_named_before_files_are_written(monkeypatch, tmp_path, capsys):
+    import ppo
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--total-timesteps", "512"])
+    with pytest.raises(SystemExit) as exit:
+        ppo.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert exit.value.code == 2 and "tensorboard" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_evaluated_from_inside_its_folder(script, tmp_path, monkeypatch, capsys):
+    import ppo
+
+    script("ppo", *SHORT["ppo"])
+    monkeypatch.chdir(only_run(tmp_path))
+    ppo.evaluate_run(ppo.parse_args(["--evaluate", "."]))
+    assert "tensorboard --logdir .\n" in capsys.readouterr().out
+
+
+def test_memory_is_required_where_the_system_says_how_much_there_is(monkeypatch):
+    import dqn
+
+    with pytest.raises(dqn.UserError, match="GB are free"):
+        dqn.require_memory("a buffer", 10**15)
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=FileNotFoundError))
+    dqn.require_memory("a buffer", 10**15)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
@@ -338,7 +395,16 @@ BAD_INPUT = {
     "an unknown environment": ("--env-id CartPool-v1", "Did you mean: `CartPole`"),
     "an unknown version": ("--env-id CartPole-v7", "v7"),
     "a malformed id": ("--env-id cart:pole:v1", "No module named"),
-    "a module that is not there": ("--env-id nowhere.envs:My-v0", "No module named 'nowhere'"),
+    "a module that is not there": ("--env-id nowhere.envs:My-v0", "is its folder in PYTHONPATH?"),
+    "actions that are integers": ("--env-id environments:WholeActions-v0", "must be real"),
+    "observations of any size": ("--env-id environments:Sentence-v0", "no fixed size"),
+    "a seed too large": ("--seed 18446744073709551616", "seed=18446744073709551616 must be"),
+    "a device without values": ("--device meta", "--device meta"),
+    "no folder for runs": ("--runs-dir bad.toml", "--runs-dir bad.toml"),
+    "no name of a run": ("--resume", "--resume"),
+    "an empty name of a run": ("--resume=", "is not a run folder"),
+    "an empty name of a config": ("--config=", "--config"),
+    "an empty name of weights": ("--init-weights=", "holds no weights"),
     "a space without a policy": ("--env-id environments:ManyActions-v0", "MultiDiscrete"),
     "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
     "a wrong type": ("--num-envs 2.5", "--num-envs"),
