@@ -3,15 +3,18 @@
     python benchmarks/report.py               runs/ into benchmarks/results/, then as the next line
     python benchmarks/report.py --from-csv    benchmarks/results/ into README.md,
                                               benchmarks/README.md and benchmarks/results/curves.png
+    python benchmarks/report.py --out DIR     runs/ into DIR alone: its CSVs, README.md, curves.png
     python benchmarks/report.py --compare RUN RUN    any run folders on one picture, CleanRL's too;
                                               which arguments differ; is this run a normal one?
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. benchmarks/README.md
-defines every number. Exit status: 0, or 2 for wrong input.
+defines every number. Without --out, tables that no config here has are left out, and so are cells
+with fewer seeds than benchmarks/results/ has of them. Exit status: 0, or 2 for wrong input.
 """
 
 import argparse
+import contextlib
 import csv
 import fnmatch
 import itertools
@@ -19,6 +22,7 @@ import json
 import math
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +31,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # the tables stand between them
 WINDOWS = 100  # points of a training curve
 EPISODES = 100  # at the end of training, of which the training return is the mean
 MIN_SEEDS = 3  # for a verdict
+MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
 
 
 class UserError(Exception):
@@ -119,7 +125,7 @@ def in_csv(value: float) -> str:
     return f"{value:.6g}"
 
 
-def collect(runs_dir: Path):
+def collect(runs_dir: Path, results: Path):
     """Writes a cell for each table and environment with finished runs below `runs_dir`."""
     cells = defaultdict(list)
     for path in sorted(runs_dir.rglob("args.json")):
@@ -133,11 +139,31 @@ def collect(runs_dir: Path):
             cells[run["env_id"], table].append(run)
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
-    for (_, table), runs in cells.items():
-        write_cell(table, sorted(runs, key=lambda run: run["seed"]))
+    for (env_id, table), runs in cells.items():
+        if results != RESULTS or belongs_here(env_id, table, len(runs)):
+            write_cell(table, sorted(runs, key=lambda run: run["seed"]), results)
 
 
-def write_cell(table: str, runs: list[dict]):
+def cell_path(env_id: str, table: str, results: Path) -> Path:
+    return results / f"{env_id.replace('/', '-').replace(':', '-')}-{table}.csv"
+
+
+def belongs_here(env_id: str, table: str, seeds: int) -> bool:
+    """Whether a cell is one for benchmarks/results/, and no worse than what is there."""
+    tables = set()
+    for path in (ROOT / "benchmarks").glob("*.toml"):
+        tables |= tomllib.loads(path.read_text("utf-8")).keys()
+    if table not in tables:
+        print(f"{table} is no table of benchmarks/, left out: --out DIR shows it")
+        return False
+    path = cell_path(env_id, table, RESULTS).with_suffix(".json")
+    before = len(json.loads(path.read_text())["runs"]) if path.exists() else 0
+    if seeds < before:
+        print(f"{path.stem} stays, with {before} seeds and not {seeds}: --out DIR shows these")
+    return seeds >= before
+
+
+def write_cell(table: str, runs: list[dict], results: Path):
     """Raises UserError unless the runs differ in nothing but their seeds."""
     first = runs[0]
     for before, run in itertools.pairwise(runs):
@@ -163,8 +189,8 @@ def write_cell(table: str, runs: list[dict]):
             for run in runs
         ],
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{first['env_id'].replace('/', '-').replace(':', '-')}-{table}.csv"
+    results.mkdir(parents=True, exist_ok=True)
+    path = cell_path(first["env_id"], table, results)
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -173,7 +199,11 @@ def write_cell(table: str, runs: list[dict]):
             for run in runs:
                 for step, value in sorted(run["returns"][kind].items()):
                     writer.writerow([kind, run["seed"], step, in_csv(value)])
-    print(f"{path}: {len(runs)} seeds")
+    print(f"{path}: {count_seeds(len(runs))}")
+
+
+def count_seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,9 +243,9 @@ class Cell:
         return returns[:, returns.mean(axis=0).argmax() if protocol == "best" else -1]
 
 
-def read_cells() -> list[Cell]:
+def read_cells(results: Path) -> list[Cell]:
     cells = []
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(results.glob("*.json")):
         returns = defaultdict(lambda: defaultdict(dict))
         with open(path.with_suffix(".csv"), newline="") as file:
             for row in csv.DictReader(file):
@@ -239,6 +269,11 @@ class Published:
     source: str
     url: str
     note: str
+    causes: str  # why which of our tables are below it: "table: cause; table: cause"
+
+    def cause(self, table: str) -> str:
+        causes = dict(text.split(": ", 1) for text in self.causes.split("; ") if text)
+        return causes.get(table, "")
 
     def is_for(self, cell: Cell) -> bool:
         matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in self.tables)
@@ -260,6 +295,7 @@ def read_published() -> list[Published]:
                 row["source"],
                 row["url"],
                 row["note"],
+                row["causes"],
             )
             for row in csv.DictReader(file)
         ]
@@ -273,13 +309,13 @@ def iqm(returns, axis: int = -1):
 
 
 def interval(statistic, *samples):
-    """95% percentile bootstrap over seeds, the last axis; None where a sample has only one.
+    """95% percentile bootstrap over seeds, the last axis; None where a sample has too few of them.
 
     The seeds of one environment are one stratum, so this is the stratified bootstrap as well.
     """
     from scipy import stats
 
-    if min(sample.shape[-1] for sample in samples) < 2:
+    if min(sample.shape[-1] for sample in samples) < MIN_SEEDS_INTERVAL:
         return None
     rng = np.random.default_rng(0)
     options = dict(method="percentile", n_resamples=2000, vectorized=True, axis=-1, rng=rng)
@@ -296,35 +332,46 @@ def improvement(x, y, axis: int = -1):
 def verdict(ours, steps: int, row: Published) -> str:
     """How our returns, (seeds,), stand beside a published row of their protocol.
 
-    "above" or "below" where a two-sided t-test at 5% finds the means different. It is Welch's test,
-    with the published spread over seeds; where there is none, the published number counts as exact.
-    Else "within" where the means are no further apart than the larger of the two spreads, and "too
-    few seeds to tell" where they are, or with fewer than MIN_SEEDS seeds. "trained longer", and no
-    verdict, where our budget is the larger; where it is the smaller, "below" says by how much.
+    "above" or "below" where a two-sided t-test at 5% finds a difference. Against several seeds it
+    is Welch's test of the means, or, where their spread is not published, one that takes their mean
+    as exact. A single agent is one draw, which must lie outside of the 95% prediction interval of
+    our seeds. Else "within" where the means are no further apart than the larger of the two
+    spreads, or a single agent than two of ours, and "too few seeds to tell" where they are, or with
+    fewer than MIN_SEEDS seeds. "trained longer", and no verdict, where our budget is the larger;
+    where it is the smaller, the verdict says by how much.
     """
     from scipy import stats
 
     if steps > row.steps:
         return "trained longer"
-    if len(ours) < MIN_SEEDS:
-        return "too few seeds to tell"
+    part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
+    n = len(ours)
+    if n < MIN_SEEDS:
+        return f"{'one seed' if n == 1 else 'too few seeds to tell'}{part}"
     mean, std = ours.mean(), ours.std(ddof=1)
     their_std = row.spread if row.spread and row.seeds > 1 else 0.0
+    near = abs(mean - row.mean) <= (2 * std if row.seeds == 1 else max(std, their_std))
     if std == their_std == 0:
         different = mean != row.mean
+    elif row.seeds == 1:
+        t = abs(mean - row.mean) / (std * math.sqrt(1 + 1 / n))
+        different = 2 * stats.t.sf(t, n - 1) < 0.05
     elif their_std == 0:
         different = stats.ttest_1samp(ours, row.mean).pvalue < 0.05
     else:
         theirs = (row.mean, their_std, row.seeds)
-        test = stats.ttest_ind_from_stats(mean, std, len(ours), *theirs, equal_var=False)
+        test = stats.ttest_ind_from_stats(mean, std, n, *theirs, equal_var=False)
         different = test.pvalue < 0.05
     if different:
-        if mean > row.mean:
-            return "above"
-        part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
-        return f"below{part}"
-    near = abs(mean - row.mean) <= max(std, their_std)
-    return "within" if near else "too few seeds to tell"
+        return f"{'above' if mean > row.mean else 'below'}{part}"
+    return f"{'within' if near else 'too few seeds to tell'}{part}"
+
+
+def verdict_on(cell: Cell, row: Published) -> str:
+    """The verdict, and the cause of a "below"."""
+    found = verdict(cell.values(row.protocol), cell.about["steps"], row)
+    cause = row.cause(cell.table)
+    return f"{found}: {cause}" if found.startswith("below") and cause else found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -346,7 +393,12 @@ def with_interval(value: float, bounds) -> str:
 def seeds_of(cell: Cell) -> str:
     first, last = cell.seeds[0], cell.seeds[-1]
     whole = cell.seeds == list(range(first, last + 1)) and last > first
-    return f"{first} to {last}" if whole else ", ".join(map(str, cell.seeds))
+    names = f"{first} to {last}" if whole else ", ".join(map(str, cell.seeds))
+    return f"{len(cell.seeds)} ({'seed ' if last == first else ''}{names})"
+
+
+def other_env(cell: Cell, row: Published) -> str:
+    return f", {row.published_env}" if row.published_env != cell.env_id else ""
 
 
 def markdown(header: str, rows: list[list]) -> str:
@@ -360,8 +412,8 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
     for cell in cells:
         greedy, steps = cell.values("greedy"), cell.about["steps"]
         beside = [
-            f"{row.protocol} {number(row.mean)} ([{row.source}]({row.url})): "
-            f"{verdict(cell.values(row.protocol), steps, row)}"
+            f"{row.protocol} {number(row.mean)} "
+            f"([{row.source}]({row.url}){other_env(cell, row)}): {verdict_on(cell, row)}"
             for row in published
             if row.is_for(cell)
         ]
@@ -406,7 +458,7 @@ def published_table(cells: list[Cell], published: list[Published]) -> str:
                     f"{row.steps:,}",
                     ", ".join(filter(None, (row.published_env, row.note))),
                     f"[{row.source}]({row.url})",
-                    verdict(ours, cell.about["steps"], row),
+                    verdict_on(cell, row),
                 ]
             )
     header = (
@@ -440,24 +492,27 @@ def best_table(cells: list[Cell]) -> str:
     return markdown(header, rows) if rows else "None."
 
 
-def documents() -> dict[Path, str]:
-    """What README.md and benchmarks/README.md must hold, from benchmarks/results/ alone."""
-    cells, published = read_cells(), read_published()
+def documents(results: Path) -> dict[Path, str]:
+    """What README.md and benchmarks/README.md must hold, or the README.md of other results."""
+    cells, published = read_cells(results), read_published()
     table = results_table(cells, published)
     details = [
         table,
-        "![Curves](results/curves.png)" if cells else "",
+        f"![Curves]({'results/' if results == RESULTS else ''}curves.png)" if cells else "",
         "## Beside what is published\n\n" + published_table(cells, published),
         "## Best of the mean curve\n\n" + best_table(cells),
         "## Probability of improvement\n\n" + improvement_table(cells),
     ]
-    parts = {"README.md": table, "benchmarks/README.md": "\n\n".join(filter(None, details))}
+    details = "\n\n".join(filter(None, details))
+    if results != RESULTS:
+        return {results / "README.md": f"# Results\n\n{details}\n"}
+    parts = {"README.md": table, "benchmarks/README.md": details}
     return {ROOT / name: between_markers(ROOT / name, text) for name, text in parts.items()}
 
 
 def between_markers(path: Path, text: str) -> str:
     """The file's content with `text` between its two marker comments."""
-    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
+    begin, end = MARKS
     content = path.read_text()
     if not 0 <= content.find(begin) < content.find(end):
         raise UserError(f"{path} lacks the lines {begin} and {end}")
@@ -478,8 +533,7 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         here = [cell for cell in cells if cell.env_id == env_id]
         for color, cell in enumerate(here):
             steps, returns = cell.curve("greedy")
-            seeds = "1 seed" if len(cell.seeds) == 1 else f"{len(cell.seeds)} seeds"
-            label = f"{cell.table}, {seeds}"
+            label = f"{cell.table}, {count_seeds(len(cell.seeds))}"
             axis.plot(steps, iqm(returns.T), color=f"C{color}", label=label)
             if bounds := interval(iqm, returns.T):
                 axis.fill_between(steps, *bounds, color=f"C{color}", alpha=0.2, linewidth=0)
@@ -563,12 +617,28 @@ def place(name: str, value: float, cell: Cell, protocol: str) -> str:
     normal = f"above {(seeds < value).sum()}, below {(seeds > value).sum()}"
     if not low <= value <= high:
         normal = f"outside, as one run in {(n + 1) / 2:g} is by chance"
-    seeds_text = f"{n} seeds of {cell.table}, {number(low)} to {number(high)}"
+    seeds_text = f"{count_seeds(n)} of {cell.table}, {number(low)} to {number(high)}"
     return f"  {name} {number(value)}; {seeds_text}: {normal}"
 
 
+def other_settings(run: AnyRun, cell: Cell) -> str:
+    """The arguments in which a run differs from the runs of a cell, of those that both have."""
+    free = {"env_id", "seed", "runs_dir", "device", "torch_threads", "eval_frequency"}
+    free |= {"log_frequency", "capture_video", "keep_replay", "save_init", "algo"}
+
+    def same(a: str, b: str) -> bool:
+        with contextlib.suppress(ValueError):
+            return float(a) == float(b)
+        return a == b
+
+    there = {name: str(value) for name, value in cell.about["args"].items()}
+    names = sorted((there.keys() & run.args.keys()) - free)
+    different = [name for name in names if not same(run.args[name], there[name])]
+    return ", ".join(f"{name} {run.args[name]}, there {there[name]}" for name in different)
+
+
 def compare(folders: list[Path], picture: Path):
-    runs, cells = [read_any_run(folder) for folder in folders], read_cells()
+    runs, cells = [read_any_run(folder) for folder in folders], read_cells(RESULTS)
     for name in sorted(set().union(*(run.args for run in runs)) - {"runs_dir"}):
         values = [run.args.get(name, "-") for run in runs]
         if len(set(values)) > 1:
@@ -581,6 +651,9 @@ def compare(folders: list[Path], picture: Path):
         if not here:
             print(f"  benchmarks/results/ has no seeds of {run.algo} on {run.env_id}")
         for cell in here:
+            if settings := other_settings(run, cell):
+                print(f"  no comparison with {cell.table}, whose settings are others: {settings}")
+                continue
             print(place("training return", last_episodes(run.points), cell, "training"))
             if greedy := run.scalars["eval/episodic_return"]:
                 print(place("greedy return", greedy[-1][1], cell, "greedy"))
@@ -602,6 +675,7 @@ def main():
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads benchmarks/results/ alone")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: benchmarks/results")
     parser.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--picture", type=Path, default="compare.png", help="of --compare")
     options = parser.parse_args()
@@ -609,13 +683,14 @@ def main():
         if options.compare:
             compare(options.compare, options.picture)
             return
+        results = options.out.resolve()
         if not options.from_csv:
-            collect(options.runs_dir)
-        for path, text in documents().items():
+            collect(options.runs_dir, results)
+        for path, text in documents(results).items():
             path.write_text(text)
             print(path)
-        if cells := read_cells():
-            draw(cells, read_published(), RESULTS / "curves.png")
+        if cells := read_cells(results):
+            draw(cells, read_published(), results / "curves.png")
     except UserError as error:
         print(f"report.py: {error}", file=sys.stderr)
         sys.exit(2)

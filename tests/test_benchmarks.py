@@ -271,17 +271,23 @@ def test_the_time_left_follows_from_the_logs(tmp_path):
 
 def published(mean, spread, seeds, steps=100, protocol="greedy"):
     here = ("CartPole-v1", ["ppo", "ppo-*"], protocol, mean, spread, seeds, steps)
-    return report.Published(*here, "CartPole-v0", "a paper", "https://example.org", "")
+    cause = "ppo: a cause; ppo-mine: too few steps"
+    return report.Published(*here, "CartPole-v0", "a paper", "https://example.org", "", cause)
 
 
 @pytest.mark.parametrize(
     "ours, row, expected",
     [
         # mean 4, standard deviation 1, t(2) = 4.303: significant beyond 4.303 / sqrt(3) = 2.484
-        ([3, 4, 5], published(1.5, 9.0, 1), "above"),
+        ([3, 4, 5], published(1.5, None, 3), "above"),
         ([3, 4, 5], published(6.5, None, 3), "below"),
-        ([3, 4, 5], published(1.55, 9.0, 1), "too few seeds to tell"),
-        ([3, 4, 5], published(3.1, 9.0, 1), "within"),
+        ([3, 4, 5], published(1.55, None, 3), "too few seeds to tell"),
+        ([3, 4, 5], published(3.1, None, 3), "within"),
+        # one agent: beyond 4.303 sqrt(1 + 1 / 3) = 4.968
+        ([3, 4, 5], published(-0.97, 9.0, 1), "above"),
+        ([3, 4, 5], published(8.97, None, 1), "below"),
+        ([3, 4, 5], published(-0.96, 9.0, 1), "too few seeds to tell"),
+        ([3, 4, 5], published(2.1, 9.0, 1), "within"),
         # Welch: standard error sqrt(1/3 + 1/3), t(4) = 2.776: significant beyond 2.267
         ([3, 4, 5], published(1.7, 1.0, 3), "above"),
         ([3, 4, 5], published(6.3, 1.0, 3), "below"),
@@ -290,13 +296,24 @@ def published(mean, spread, seeds, steps=100, protocol="greedy"):
         ([500, 500, 500], published(500.0, 0.0, 1), "within"),
         ([500, 500, 500], published(499.0, 0.0, 1), "above"),
         ([3, 9], published(-1e9, 1.0, 1), "too few seeds to tell"),
+        ([3], published(-1e9, 1.0, 1), "one seed"),
         ([3, 4, 5], published(1.5, 9.0, 1, steps=99), "trained longer"),
-        ([3, 4, 5], published(6.5, 9.0, 1, steps=800), "below, after 12% of its steps"),
-        ([3, 4, 5], published(1.5, 9.0, 1, steps=800), "above"),
+        ([3, 4, 5], published(9, 9.0, 1, steps=800), "below, after 12% of its steps"),
+        ([3, 4, 5], published(-1, 9.0, 1, steps=800), "above, after 12% of its steps"),
     ],
 )
 def test_verdicts(ours, row, expected):
     assert report.verdict(np.array(ours, float), 100, row) == expected
+
+
+def test_a_single_agent_of_our_own_kind_is_judged_as_such():
+    """One more seed of ours is called above or below in one of twenty cases, with any number."""
+    rng = np.random.default_rng(0)
+    for n in (3, 7):
+        draws = rng.normal(200, 30, (1000, n + 1))
+        found = [report.verdict(row[1:], 100, published(row[0], 9.0, 1)) for row in draws]
+        share = np.mean([text in ("above", "below") for text in found])
+        assert 0.03 < share < 0.07
 
 
 def test_interquartile_mean():
@@ -306,8 +323,8 @@ def test_interquartile_mean():
 
 
 def test_bootstrap_intervals():
-    assert tuple(report.interval(report.iqm, np.array([0.0, 1.0]))) == (0, 1)
-    assert report.interval(report.iqm, np.array([1.0])) is None
+    assert report.interval(report.iqm, np.array([1.0, 2, 3, 4])) is None
+    assert tuple(report.interval(np.mean, np.ones(5))) == (1, 1)
     # a resample of one 1 and nine 0 has 3 ones or less with probability 0.987, 2 or less with 0.930
     low, high = report.interval(np.mean, np.eye(10)[0])
     assert (low, high) == pytest.approx((0, 0.3))
@@ -315,7 +332,7 @@ def test_bootstrap_intervals():
 
 def test_probability_of_improvement():
     assert report.improvement(np.array([1, 2]), np.array([1, 0])) == 3.5 / 4
-    low, high = report.interval(report.improvement, np.array([1.0, 2, 3]), np.array([5.0, 6]))
+    low, high = report.interval(report.improvement, np.arange(5.0), np.arange(6.0, 13.0))
     assert (low, high) == (0, 0)
 
 
@@ -357,12 +374,12 @@ def a_run(seed: int, final: float, **changed) -> dict:
 def results(tmp_path, monkeypatch):
     """A cell of three seeds, with greedy returns 3, 4, 5 at the end."""
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)])
+    report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)], report.RESULTS)
     return tmp_path
 
 
 def test_a_cell_comes_back_from_its_files(results):
-    (cell,) = report.read_cells()
+    (cell,) = report.read_cells(report.RESULTS)
     assert cell.values("greedy").tolist() == [3, 4, 5]
     assert cell.values("training").tolist() == [1.5, 2, 2.5]
     assert cell.values("best").tolist() == [10, 20, 30]
@@ -371,30 +388,50 @@ def test_a_cell_comes_back_from_its_files(results):
 
 
 def test_the_tables(results):
-    rows = [published(1.5, 9.0, 1), published(1.9, 0.5, 3, protocol="training")]
-    line = report.results_table(report.read_cells(), rows).splitlines()[-1]
+    rows = [published(9.5, 9.0, 1), published(1.9, 0.5, 3, protocol="training")]
+    line = report.results_table(report.read_cells(report.RESULTS), rows).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:4] == ["CartPole-v1", "ppo-mine", "100", "1 to 3"]
-    assert cells[4:7] == ["4.0 [3.0, 5.0]", "4.0 ± 1.0", "2.0 ± 0.5"]
-    assert "greedy 1.5 ([a paper](https://example.org)): above" in cells[7]
-    assert "training 1.9 ([a paper](https://example.org)): within" in cells[7]
+    assert cells[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1 to 3)"]
+    assert cells[4:7] == ["4.0", "4.0 ± 1.0", "2.0 ± 0.5"]
+    source = "([a paper](https://example.org), CartPole-v0)"
+    assert f"greedy 9.5 {source}: below: too few steps" in cells[7]
+    assert f"training 1.9 {source}: within" in cells[7]
     assert cells[8:] == ["2.0", "`python algos/ppo.py --seed 1 --gamma 0.9`"]
-    beside = report.published_table(report.read_cells(), rows)
-    assert "| 4.0 ± 1.0 | 3 | 100 | 1.5 ± 9.0 | 1 agent | 100 | CartPole-v0 |" in beside
-    assert "| 20.0 ± 10.0 | 50 | 2 |" in report.best_table(report.read_cells())
+    beside = report.published_table(report.read_cells(report.RESULTS), rows)
+    assert "| 4.0 ± 1.0 | 3 | 100 | 9.5 ± 9.0 | 1 agent | 100 | CartPole-v0 |" in beside
+    assert "| 20.0 ± 10.0 | 50 | 2 |" in report.best_table(report.read_cells(report.RESULTS))
+
+
+def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, monkeypatch):
+    assert report.belongs_here("CartPole-v1", "ppo", 1)
+    report.write_cell("ppo", [a_run(seed, 3.0) for seed in (1, 2)], report.RESULTS)
+    assert report.belongs_here("CartPole-v1", "ppo", 2)
+    assert not report.belongs_here("CartPole-v1", "ppo", 1)
+    assert not report.belongs_here("CartPole-v1", "ppo-mine", 9)
+    out = capsys.readouterr().out
+    assert "CartPole-v1-ppo stays, with 2 seeds and not 1" in out
+    assert "ppo-mine is no table of benchmarks/" in out
+    elsewhere = results / "elsewhere"
+    report.write_cell("ppo-mine", [a_run(seed, 3.0) for seed in (1, 2)], elsewhere)
+    before = (ROOT / "README.md").read_text()
+    argv = ["report.py", "--from-csv", "--out", str(elsewhere)]
+    monkeypatch.setattr(sys, "argv", argv)
+    report.main()
+    assert "| CartPole-v1 | ppo-mine | 100 | 2 (1 to 2) |" in (elsewhere / "README.md").read_text()
+    assert (elsewhere / "curves.png").exists() and (ROOT / "README.md").read_text() == before
 
 
 def test_a_cell_refuses_runs_that_differ(results):
     with pytest.raises(report.UserError, match=r"gamma=0.5, runs/1 0.9"):
-        report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0, gamma=0.5)])
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0, gamma=0.5)], results)
     with pytest.raises(report.UserError, match="the same seed twice"):
-        report.write_cell("ppo", [a_run(1, 3.0), a_run(1, 3.0)])
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(1, 3.0)], results)
 
 
 def test_runs_are_compared_cleanrls_too(results, capsys):
     from torch.utils.tensorboard import SummaryWriter
 
-    arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": 0.99}
+    arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": "0.90"}
     for name, value in (("cleanrl", 2.2), ("ours", 8.0)):
         with SummaryWriter(results / name) as writer:
             for step in range(0, 3000, 10):
@@ -405,9 +442,11 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
                 writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
     saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
     (results / "ours" / "args.json").write_text(json.dumps(saved))
+    report.write_cell("ppo", [a_run(seed, 3.0, gamma=0.5) for seed in (1, 2)], report.RESULTS)
     report.compare([results / "cleanrl", results / "ours"], results / "compare.png")
     out = " ".join(capsys.readouterr().out.split())
-    assert "gamma 0.99 0.9" in out and "env_id" not in out
+    assert "gamma 0.90 0.9" in out and "env_id" not in out
+    assert out.count("no comparison with ppo, whose settings are others: gamma 0.9") == 2
     assert "return 2.2; 3 seeds of ppo-mine, 1.5 to 2.5: above 2, below 1" in out
     assert "return 8.0; 3 seeds of ppo-mine, 1.5 to 2.5: outside, as one run in 2 is" in out
     assert (results / "compare.png").stat().st_size > 10_000
@@ -416,7 +455,7 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
 
 
 def test_the_documents_hold_what_the_results_say():
-    for path, text in report.documents().items():
+    for path, text in report.documents(report.RESULTS).items():
         assert path.read_text() == text, f"make report rewrites {path}"
 
 
