@@ -486,8 +486,8 @@ class RMSpropTF(torch.optim.Optimizer):
     """RMSprop in TensorFlow's manner, with which A2C's results on Atari were published.
 
     s <- alpha s + (1 - alpha) g^2, from s = 1;  p <- p - lr g / sqrt(s + eps).
-    torch's own starts from s = 0 and divides by sqrt(s) + eps. So its first step moves every
-    parameter by 10 lr (alpha 0.99), however small the gradient, and with eps 1e-5 it takes whole
+    torch's own starts from s = 0 and divides by sqrt(s) + eps. So its first step moves a parameter
+    by nearly 10 lr (alpha 0.99) for any gradient above 1e-3, and with eps 1e-5 it takes whole
     steps for all gradients above 1e-5, where this one takes small ones for those below 3e-3.
     """
 

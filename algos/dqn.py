@@ -77,7 +77,7 @@ class Args:
     batch_size: int = 128
     """Transitions in a minibatch."""
     target_network_frequency: int = 8
-    """Steps between updates of the target network."""
+    """Steps between updates of the target network, which has one each time it learns at most."""
     tau: float = 0.02
     """Share of the online network that the target network takes over each time; 1 copies it."""
     start_e: float = 1.0
@@ -497,7 +497,8 @@ def train(args: Args, run: "Run"):
     stack = 4 if args.env_id.startswith("ALE/") else 1
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     final_learning_rate = 0.0 if args.anneal_lr else args.learning_rate
-    exploration_steps = args.exploration_steps or args.exploration_fraction * args.total_timesteps
+    share = max(1, args.exploration_fraction * args.total_timesteps)
+    exploration_steps = args.exploration_steps or share
     losses = []
 
     step, obs = run.start(

@@ -568,7 +568,9 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
     """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
     batch_size = len(batch["obs"])
     num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
-    loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
+    loss_of = ppo_loss
+    if args.compile:  # a float that changes would keep its second value: pytorch issue 194976
+        loss_of, clip_coef = torch.compile(ppo_loss), torch.tensor(clip_coef, device=agent.device)
     (vector,), losses = optimizer.param_groups[0]["params"], []  # all parameters: see flatten
     for _ in range(args.update_epochs):
         log_ratios = []

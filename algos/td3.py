@@ -134,9 +134,9 @@ class Critic(nn.Module):
 class Agent(nn.Module):
     """A deterministic policy and the critics that teach it.
 
-    Inside, actions are in units of the environment's own: 0 is the middle between a dimension's
-    bounds, -1 and 1 are the bounds. So noise and clipping treat each dimension by its own range,
-    and only `to_env` knows the bounds.
+    Inside, actions are in half ranges: 0 is the middle between a dimension's bounds, -1 and 1 are
+    the bounds. So noise and clipping treat each dimension by its own range, and only `to_env`
+    knows the bounds.
     """
 
     def __init__(self, obs_dim, action_low, action_high, hidden_sizes=(256, 256), twin=True):
@@ -318,7 +318,7 @@ def make_agent(args, obs_space, action_space):
     if len(obs_space.shape) != 1:
         raise UserError(f"td3 takes vectors, not images of shape {obs_space.shape}: try ppo.py")
     low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-    if not np.isfinite([low, high]).all():
+    if not (np.float64(high) - low <= np.finfo(np.float32).max).all():
         raise UserError(f"td3 needs bounds of every action, not {action_space}: try ppo.py")
     return Agent(*obs_space.shape, low, high, args.hidden_sizes, args.twin)
 

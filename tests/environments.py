@@ -65,6 +65,12 @@ class Endless(Clock):
     action_space = Box(-np.inf, np.inf, (1,), np.float32)
 
 
+class Wide(Clock):
+    """Bounds whose distance is too large for float32."""
+
+    action_space = Box(-3e38, 3e38, (1,), np.float32)
+
+
 class Broken(Clock):
     """Rewards whose squares, and even their sums, are too large for float32."""
 
@@ -217,6 +223,7 @@ register("EndingClock-v0", Clock, kwargs={"terminates": True})
 register("Blind-v0", Blind)
 register("BlindBox-v0", BlindBox)
 register("Endless-v0", Endless)
+register("Wide-v0", Wide)
 register("Target-v0", Target)
 register("Broken-v0", Broken)
 register("BrokenBox-v0", BrokenBox)

@@ -22,6 +22,10 @@ def test_epsilon_follows_its_schedule(tmp_path, monkeypatch):
     train(tmp_path, total_timesteps=400, num_envs=2, **schedule)
     expected = [1.0 if t < 100 else max(0.9 - 0.8 * t / 200, 0.1) for t in range(0, 400, 2)]
     assert seen == pytest.approx(expected)
+    seen.clear()
+    at_once = dict(start_e=0.9, end_e=0.1, exploration_fraction=0.0, learning_starts=2)
+    train(tmp_path / "at-once", total_timesteps=16, num_envs=2, **at_once)
+    assert seen == pytest.approx([1.0] + 7 * [0.1])
 
 
 def test_the_target_network_is_a_copy_of_its_own_taken_when_it_is_due(tmp_path, monkeypatch):
