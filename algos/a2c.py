@@ -1165,8 +1165,8 @@ class Run:
         about = describe(self.args)
         if self.checkpoint:
             before = json.loads((self.folder / "args.json").read_text())
-            about["command"] = before["command"]
-            for name, version in before["versions"].items():
+            about["command"] = before.get("command", about["command"])
+            for name, version in before.get("versions", {}).items():
                 if about["versions"].get(name) != version:
                     print(f"resumed with another {name}: it may not be exact", file=sys.stderr)
         write_json(self.folder / "args.json", about)

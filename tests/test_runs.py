@@ -254,6 +254,23 @@ def test_a_resume_with_other_versions_says_so(script, tmp_path, name="a2c"):
     (path.parent / "result.json").unlink()
     resumed = script(name, "--resume", path.parent)
     assert resumed.err.splitlines()[0] == "resumed with another torch: it may not be exact"
+    del described["versions"], described["command"]
+    path.write_text(json.dumps(described))
+    (path.parent / "result.json").unlink()
+    assert script(name, "--resume", path.parent).hash == resumed.hash
+
+
+def test_the_versions_name_who_made_the_environment(monkeypatch):
+    import ppo
+
+    def versions(entry_point):
+        monkeypatch.setattr(ppo, "env_spec", lambda env_id: mock.Mock(entry_point=entry_point))
+        return ppo.describe(ppo.RunArgs())["versions"].keys()
+
+    everywhere = versions("gymnasium.envs.classic_control:CartPoleEnv")
+    assert "pybullet" in everywhere and "pytest" not in everywhere
+    assert "pytest" in versions("pytest.envs:MyEnv")
+    assert "pytest" in versions(type("MyEnv", (), {"__module__": "pytest.envs"}))
 
 
 def test_actions_that_are_not_finite_are_the_agents(script, tmp_path):
