@@ -869,6 +869,11 @@ def make_env(env_id: str, **keywords):
         env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
     if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind != "f":
         raise UserError(f"environment {env_id!r}: actions must be real, not {env.action_space}")
+    if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype != np.float32:
+        bounds = env.action_space.low, env.action_space.high  # which float32 may round outwards
+        env = gym.wrappers.TransformAction(
+            env, lambda a: np.clip(a, *bounds), gym.spaces.Box(*map(np.float32, bounds))
+        )
     return env
 
 

@@ -188,6 +188,16 @@ class WholeActions(Clock):
     action_space = Box(0, 10, (2,), np.int32)
 
 
+class Precise(Clock):
+    """Float32 rounds both bounds outwards. Actions outside end the run."""
+
+    action_space = Box(-0.1, 0.1, (1,), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
 class Sentence(Clock):
     """Observations of no fixed size."""
 
@@ -230,6 +240,7 @@ register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("WholeActions-v0", WholeActions)
+register("Precise-v0", Precise)
 register("Sentence-v0", Sentence)
 register("Bytes-v0", Bytes)
 register("Timeless-v0", Timeless)

@@ -52,6 +52,16 @@ def test_the_nature_cnn_has_its_published_shapes():
     assert shapes == [*cnn, (6, 512), (1, 512)]
 
 
+def test_actions_at_the_bounds_are_inside_them_in_float64():
+    envs = ppo.make_envs(arguments("environments:Precise-v0"), 3)
+    _, space = ppo.agent_spaces(envs)
+    assert space.dtype == np.float32
+    agent = ppo.Agent((1,), action_low=space.low, action_high=space.high)
+    envs.reset(seed=[0, 1, 2])
+    for action in np.float32([[-2], [0.5], [2]]), np.float32([[2], [-2], [1]]):
+        envs.step(agent.to_env(action))
+
+
 def test_discrete_observations_become_one_hot():
     env = ppo.make_env("FrozenLake-v1")
     obs, _ = env.reset(seed=0)
