@@ -152,6 +152,10 @@ class Failing(Clock):
                 obs = np.zeros(3, np.float32)
         return obs, reward, terminated, truncated, info
 
+    def close(self):
+        if self.how == "close":
+            raise RuntimeError("out of order")
+
 
 class FailingBox(Failing):
     """The same with continuous actions."""
@@ -247,7 +251,8 @@ register("Timeless-v0", Timeless)
 register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
 register("Undrawable-v0", Undrawable)
-for how in ("make", "first", "raises", "shape", "reset", "observation", "reward", "last"):
+hows = ("make", "first", "raises", "shape", "reset", "observation", "reward", "last", "close")
+for how in hows:
     register(f"Failing-{how}-v0", Failing, kwargs={"how": how})
     register(f"FailingBox-{how}-v0", FailingBox, kwargs={"how": how})
     later = {"how": how, "good_steps": 2, "spared": 2}

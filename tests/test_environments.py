@@ -95,6 +95,11 @@ def test_ppo_trains_saves_evaluates(script, env_id, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]  # no MUJOCO_LOG.TXT
 
 
+def test_mujoco_writes_no_log_beside_an_environment_of_ones_own(script, tmp_path):
+    script("ppo", "--env-id", "runners:Runner-v0", "--total-timesteps", 128)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 def test_atari_observations_equal_those_of_gymnasium():
     """Frame by frame, until the game is over. Without the random no-ops, which differ by design."""
     ours = ppo.make_atari(arguments("ALE/Pong-v5"), 1, False, noop_max=0, use_fire_reset=False)

@@ -456,6 +456,15 @@ def test_an_environment_that_fails_when_evaluated_is_named_with_the_step(
         assert ("; the last checkpoint goes on with" in line) == hint
 
 
+def test_an_environment_that_fails_when_closed_is_named_with_the_step(script):
+    env_id = env_id_of("ppo", "Failing", "close")
+    flags = ["--env-id", env_id, "--num-envs", 2, "--total-timesteps", 1024]
+    for more, when in (([], "in the evaluation after step 1024"), ([512], "after step 512")):
+        result = script("ppo", *flags, *[f"--checkpoint-frequency={n}" for n in more], ok=False)
+        assert (result.status, result.err.count("\n")) == (1, 1)
+        assert f"{env_id} failed {when}: RuntimeError: out of order (" in result.err
+
+
 def test_an_environment_that_cannot_be_drawn_costs_the_film_only(script):
     flags = "--env-id environments:Undrawable-v0 --total-timesteps 512 --capture-video".split()
     result = script("ppo", *flags)

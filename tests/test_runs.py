@@ -1,16 +1,20 @@
 """What every script promises of a run, through its command: repeats, resumes, saves, refuses."""
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import importlib
 import json
+import os
+import pty
 import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 from pathlib import Path
@@ -399,6 +403,35 @@ def test_the_defaults_are_those_of_a_config():
         config = "halfcheetah" if name == "td3" else "cartpole"
         args = module.parse_args(["--config", f"{ROOT}/benchmarks/{config}.toml"])
         assert dataclasses.replace(args, config=None) == module.RunArgs()
+
+
+def test_a_config_is_utf_8_whatever_the_machine_speaks(tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text("# Größe\n[ppo]\nseed = 3\n", "utf-8")
+    code = f"import ppo; print(ppo.config_flags({str(config)!r}))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "algos", env=os.environ | ascii_only,
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert (process.stdout, process.returncode) == ("['--seed', '3']\n", 0), process.stderr
+
+
+def test_an_error_on_a_terminal_begins_a_line(tmp_path):
+    command = [sys.executable, ROOT / "algos" / "ppo.py", "--runs-dir", tmp_path]
+    command += ["--env-id", "environments:Failing-raises-v0"]
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with subprocess.Popen([str(word) for word in command], stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        said = b""
+        with contextlib.suppress(OSError):  # the terminal's end
+            while part := os.read(controller, 65536):
+                said += part
+    os.close(controller)
+    lines = said.decode().split("\n")
+    assert "0.00/76.8k" in said.decode()  # the progress bar
+    assert any(line.startswith("ppo.py: environments:Failing-raises-v0 failed") for line in lines)
 
 
 def test_typed_flags_win_over_the_config(script, tmp_path):
