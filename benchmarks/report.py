@@ -407,13 +407,13 @@ def markdown(header: str, rows: list[list]) -> str:
 
 
 def results_table(cells: list[Cell], published: list[Published]) -> str:
-    """The table of README.md: a line a cell."""
+    """The table of README.md: a line a cell. `published_table` has the links."""
     rows = []
     for cell in cells:
         greedy, steps = cell.values("greedy"), cell.about["steps"]
         beside = [
-            f"{row.protocol} {number(row.mean)} "
-            f"([{row.source}]({row.url}){other_env(cell, row)}): {verdict_on(cell, row)}"
+            f"{row.protocol} {number(row.mean)} ({row.source}{other_env(cell, row)}): "
+            f"{verdict_on(cell, row)}"
             for row in published
             if row.is_for(cell)
         ]
