@@ -855,6 +855,7 @@ class Run:
         self.seconds_before, self.started = 0.0, time.perf_counter()
         self.folder = Path(args.resume) if args.resume else None
         self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+        self.lock = lock(self.folder) if args.resume else None
         self.envs = make_envs(args, args.num_envs)
         self.obs_space, self.action_space = agent_spaces(self.envs)
         self.device = choose_device(args, self.obs_space)
@@ -886,6 +887,7 @@ class Run:
             if self.args.save_init:
                 save_weights(agent, Path(self.args.save_init))
             self.folder = new_run_folder(self.args)
+            self.lock = lock(self.folder)
         about = describe(self.args)
         if self.checkpoint:
             before = json.loads((self.folder / "args.json").read_text())
@@ -1135,6 +1137,8 @@ class Run:
                 path.unlink()
         with failures_named(self.args.env_id, f"after step {step}"):
             self.envs.close()
+        if self.lock is not None:
+            self.lock.close()
         print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
         print_result(self.folder, returns, result["run_hash"])
 
@@ -1302,6 +1306,20 @@ def new_run_folder(args: RunArgs) -> Path:
         except OSError as error:
             raise UserError(f"--runs-dir {args.runs_dir}: {error}") from None
     raise UserError(f"{parent} already has a thousand runs named {name}")
+
+
+def lock(folder: Path):
+    """Keeps a second process from a run that goes on, whose files it would mix with its own."""
+    try:
+        import fcntl
+
+        file = open(folder / "lock", "w")  # noqa: SIM115, it stays open
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file  # closed, or left by its process however that ends, it locks no more
+    except BlockingIOError:
+        raise UserError(f"{folder} is in use: another process trains there") from None
+    except (ImportError, OSError):  # other systems, and disks without locks
+        return None
 
 
 def load_checkpoint(folder: Path) -> dict:

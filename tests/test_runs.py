@@ -173,6 +173,22 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
     assert resumed == uninterrupted and len(resumed) >= 30
 
 
+def test_a_run_that_goes_on_is_not_resumed_beside_itself(script, tmp_path):
+    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "64000000"]
+    words = [str(word) for word in command]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        folder = only_run(tmp_path)
+        before = sorted(path.name for path in folder.iterdir())
+        result = script("ppo", "--resume", folder, ok=False)
+        assert (result.status, result.err.count("\n")) == (2, 1)
+        assert f"{folder} is in use" in result.err and process.poll() is None
+        assert sorted(path.name for path in folder.iterdir()) == before
+        process.kill()
+
+
 TINY = {  # two checkpoints and more; the schedules and the replay buffers go across them
     "ppo": dict(num_envs=4, num_steps=16, total_timesteps=512, env_id="Pendulum-v1", norm_obs=True),
     "a2c": dict(num_envs=4, num_steps=8, total_timesteps=512, norm_reward=True),
