@@ -1028,6 +1028,8 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
 
 def film(agent, args: RunArgs, path: Path):
     """One episode as an mp4. What this machine lacks for it is said in a line, and ends nothing."""
+    from tqdm import tqdm  # whose `write` leaves the progress bar whole
+
     temporary = path.with_suffix(".part.mp4")
     try:
         import imageio
@@ -1058,10 +1060,10 @@ def film(agent, args: RunArgs, path: Path):
                     break
         envs.close()
         os.replace(temporary, path)
-        print(f"video        {path}")
+        tqdm.write(f"video        {path}")
     except Exception as error:  # drawing fails in as many ways as there are drivers
         temporary.unlink(missing_ok=True)
-        print(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
+        tqdm.write(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
 
 
 def draw_without_display():

@@ -433,21 +433,28 @@ def test_a_config_is_utf_8_whatever_the_machine_speaks(tmp_path):
     assert (process.stdout, process.returncode) == ("['--seed', '3']\n", 0), process.stderr
 
 
-def test_an_error_on_a_terminal_begins_a_line(tmp_path):
-    command = [sys.executable, ROOT / "algos" / "ppo.py", "--runs-dir", tmp_path]
-    command += ["--env-id", "environments:Failing-raises-v0"]
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--env-id environments:Failing-raises-v0", "ppo.py: environments:Failing-raises-v0 fail"),
+        ("--env-id environments:Undrawable-v0 --capture-video --eval-frequency 256", "no video: "),
+    ],
+)
+def test_what_is_said_on_a_terminal_is_not_glued_to_the_bar(tmp_path, flags, said):
+    command = [sys.executable, str(ROOT / "algos" / "ppo.py"), "--total-timesteps", "1024"]
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
-    with subprocess.Popen([str(word) for word in command], stdout=terminal, stderr=terminal):
+    with subprocess.Popen(command + flags.split(), cwd=tmp_path, stdout=terminal, stderr=terminal):
         os.close(terminal)
-        said = b""
+        output = b""
         with contextlib.suppress(OSError):  # the terminal's end
             while part := os.read(controller, 65536):
-                said += part
+                output += part
     os.close(controller)
-    lines = said.decode().split("\n")
-    assert "0.00/76.8k" in said.decode()  # the progress bar
-    assert any(line.startswith("ppo.py: environments:Failing-raises-v0 failed") for line in lines)
+    lines = [line.rstrip("\r").split("\r")[-1] for line in output.decode().split("\n")]
+    assert "/1.02k" in output.decode()  # the progress bar
+    assert any(line.startswith(said) for line in lines)
+    assert not any(said in line and not line.startswith(said) for line in lines)
 
 
 def test_typed_flags_win_over_the_config(script, tmp_path):
