@@ -8,6 +8,9 @@ Run       python algos/dqn.py                                                  C
           python algos/dqn.py --n-atoms 51 --v-min 0 --v-max 50                C51: the support
               must hold the discounted returns, which on CartPole-v1 lie between 0 and 50
 
+Expect    in half a minute on one CPU core, the default settings: a greedy return of 500 on
+          CartPole-v1 on nine seeds of ten (benchmarks/results/).
+
 Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
 - every stored step can be sampled, the newest ones with as many steps of return as there are;
