@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py                              everything, the peers in .venv-peers
     python benchmarks/speed.py ppo-cartpole td3-halfcheetah --repeats 5
-    python benchmarks/speed.py solve-cartpole scaling
+    python benchmarks/speed.py solve-cartpole scaling profile
 
 Each cell trains with the same hyperparameters in every library, one process at a time, in turns. A
 script's speed is read from its curves: steps over seconds between two points, start-up excluded.
@@ -13,7 +13,9 @@ would take alone, by what this machine was measured to do, over the time a step 
 `solve-...` is the time from the start of the process until the last 20 training episodes have the
 mean return at which the environment counts as solved, with each library's best known settings, on
 a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 64 environments and
-rollouts of 512 steps in all, and of two runs side by side.
+rollouts of 512 steps in all, and of two runs side by side. `profile` says what the time of a step
+goes into, by profiled.py, in the same cells; beside it `arithmetic`, what the floating-point
+operations would take alone.
 """
 
 import argparse
@@ -190,11 +192,16 @@ SOLVES = {
 }  # fmt: skip
 
 
+def our_flags(cell: Cell, folder: str) -> list:
+    """The name of our script, and its flags."""
+    flags = ["--total-timesteps", cell.last, "--eval-episodes", 1, "--log-frequency", 500]
+    flags += ["--env-id", cell.env_id, "--torch-threads", cell.threads, "--runs-dir", folder]
+    return cell.flags.split() + flags
+
+
 def run_ours(cell: Cell, folder: str) -> dict:
     """Trains with our script; speed and the seconds to the first update, from its event file."""
-    script, *flags = cell.flags.split()
-    flags += ["--total-timesteps", cell.last, "--eval-episodes", 1, "--log-frequency", 500]
-    flags += ["--env-id", cell.env_id, "--torch-threads", cell.threads, "--runs-dir", folder]
+    script, *flags = our_flags(cell, folder)
     command = [sys.executable, ROOT / "algos" / f"{script}.py", *flags]
     started = time.time()
     subprocess.run([str(w) for w in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -338,6 +345,19 @@ def measure_scaling(repeats: int, folder: str) -> list[dict]:
     return rows
 
 
+def measure_profile(name: str, folder: str) -> dict:
+    """Microseconds of a step by part, once."""
+    cell, profiled = CELLS[name], ROOT / "benchmarks" / "profiled.py"
+    command = [sys.executable, profiled, cell.first, *our_flags(cell, folder)]
+    output = subprocess.run(
+        [str(w) for w in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+    lines = [line.split() for line in output.splitlines() if "us a step" in line]
+    parts = {part: float(microseconds) for part, microseconds, *_ in lines}
+    arithmetic = cell.mflop / measured_gflops(cell.threads) * 1e3
+    return {"cell": name, **parts, "arithmetic": round(arithmetic, 1)}
+
+
 def measured_gflops(threads: int) -> float:
     """Of large matrix products in fp32 [1e9 floating-point operations per second]."""
     import torch
@@ -426,7 +446,7 @@ def keep(path: Path, name: str, rows: list[dict], order: list[str]):
 
 
 def main():
-    names = [*CELLS, *SOLVES, "scaling"]
+    names = [*CELLS, *SOLVES, "scaling", "profile"]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("cells", nargs="*", help=f"of {', '.join(names)}; none: all")
     parser.add_argument("--repeats", type=int, default=3)
@@ -435,7 +455,7 @@ def main():
         parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
-    if not PEERS.exists():
+    if args.cells != ["profile"] and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
     for name in args.cells or names:
         with tempfile.TemporaryDirectory() as folder:
@@ -446,9 +466,14 @@ def main():
             elif name in SOLVES:
                 rows = measure_solving(name, args.repeats, folder)
                 keep(RESULTS / "solve.csv", name, rows, names)
-            else:
+            elif name == "scaling":
                 rows = measure_scaling(args.repeats, folder)
                 keep(RESULTS / "scaling.csv", name, rows, names)
+            else:
+                for cell in CELLS:
+                    row = measure_profile(cell, folder)
+                    print("profile          " + ", ".join(f"{k} {v}" for k, v in row.items()))
+                    keep(RESULTS / "profile.csv", cell, [row], names)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import profiled
 import report
 import run
 
@@ -465,3 +467,25 @@ def test_published_rows_are_whole():
     for row in rows:
         assert row.protocol in ("greedy", "training", "best") and row.url.startswith("https://")
         assert row.source and row.tables and row.seeds >= 1 and row.steps >= 10_000
+
+
+def test_a_part_that_calls_another_stands_still_meanwhile(monkeypatch):
+    clock, parts = profiled.Clock(), SimpleNamespace(inner=lambda: 3)
+    clock.time(parts, "inner", "acting")
+    parts.outer = lambda: parts.inner() + parts.inner()
+    clock.time(parts, "outer", "update")
+    ticks = iter([0, 10, 15, 30, 37, 100])  # the outer begins, twice an inner begins and ends
+    monkeypatch.setattr(profiled.time, "perf_counter", lambda: next(ticks))
+    assert parts.outer() == 6 and clock.spent == {"acting": 5 + 7, "update": 100 - 12}
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_every_part_of_a_training_is_timed(name, tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "profiled.py", 1500, name]
+    command += ["--total-timesteps", 2560, "--eval-episodes", 1]
+    words = [str(word) for word in command]
+    output = subprocess.run(words, cwd=tmp_path, check=True, text=True, stdout=subprocess.PIPE)
+    lines = [line.split() for line in output.stdout.splitlines()[-len(profiled.PARTS) :]]
+    parts = {part: float(microseconds) for part, microseconds, *_ in lines}
+    assert tuple(parts) == profiled.PARTS
+    assert {part for part in parts if parts[part] == 0} == ({"batch"} if name == "dqn" else set())

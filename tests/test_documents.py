@@ -90,6 +90,8 @@ def test_a_command_parses(document, command, tmp_path, monkeypatch):
         end = flags.index("--") if "--" in flags else len(flags)
         run = module_of(path)
         assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
+    elif path == "benchmarks/profiled.py":
+        assert flags[0].isdigit() and parse(importlib.import_module(flags[1]), flags[2:])
     elif path == "bugs/check.py":
         assert set(flags) <= {"NAME"}
     else:
