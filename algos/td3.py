@@ -6,9 +6,10 @@ Run       python algos/td3.py                                             HalfCh
           python algos/td3.py --config benchmarks/lunarlander.toml        LunarLanderContinuous-v3
           python algos/td3.py --config benchmarks/halfcheetah.toml:td3-paper    the paper's settings
 
-Expect    with the paper's settings a greedy return of 8,300 +- 1,000 on HalfCheetah-v5 after 300,000
-          steps (benchmarks/results/), which take 40 minutes on one CPU core. The defaults are what
-          the authors' code has now: smaller networks, larger minibatches, a longer random start.
+Expect    with the paper's settings a greedy return of 8,300 +- 1,000 on HalfCheetah-v5 after
+          300,000 steps (benchmarks/results/), which take 40 minutes on one CPU core. The defaults
+          are what the authors' code has now: smaller networks, larger minibatches, more random
+          steps at the start.
 
 Deliberate differences from the paper:
 - actions are scaled to [-1, 1] by each dimension's own bounds, for the networks and the noise;

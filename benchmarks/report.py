@@ -522,11 +522,13 @@ def between_markers(path: Path, text: str) -> str:
 
 def draw(cells: list[Cell], published: list[Published], path: Path):
     """A panel for each environment: IQM over seeds with its 95% interval, greedy and training."""
+    from matplotlib.ticker import EngFormatter
+
     plt = pyplot()
     environments = sorted({cell.env_id for cell in cells})
     columns = min(len(environments), 2)
     rows = math.ceil(len(environments) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(7 * columns, 4.5 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(8.5 * columns, 4.5 * rows), squeeze=False)
     for axis in axes.flat[len(environments) :]:
         axis.remove()
     for env_id, axis in zip(environments, axes.flat, strict=False):
@@ -544,17 +546,21 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         for row in published:
             if row.protocol == "greedy" and any(row.is_for(cell) for cell in here):
                 lines[row.mean].append(f"{row.tables[0]}, {row.source}")
-        for place, mean in enumerate(sorted(lines)):
+        for mean in lines:
             axis.axhline(mean, color="gray", linestyle="--", linewidth=1)
+        low, high = axis.get_ylim()
+        for mean, names in lines.items():
+            near = [other for other in lines if 0 < abs(other - mean) < (high - low) / 30]
             axis.annotate(
-                f"{'; '.join(lines[mean])}: {number(mean)}",
-                (0.01, mean),
+                f"{number(mean)}: {'; '.join(names)}",
+                (1.01, mean),
                 xycoords=("axes fraction", "data"),
-                va="bottom" if place % 2 else "top",  # so that two lines can be close
+                va="center" if not near else "bottom" if mean > near[0] else "top",
                 fontsize=7,
                 color="gray",
             )
         axis.set(title=env_id, xlabel="steps", ylabel="return")
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
         axis.legend(title="solid: greedy, dotted: training", fontsize=8, title_fontsize=8)
     figure.suptitle("IQM over seeds with 95% bootstrap intervals; dashed: published, greedy")
     save(figure, path)
