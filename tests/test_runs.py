@@ -174,7 +174,7 @@ def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
 
 
 def test_a_run_that_goes_on_is_not_resumed_beside_itself(script, tmp_path):
-    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "64000000"]
+    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "768000"]
     words = [str(word) for word in command]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
         while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
