@@ -9,8 +9,10 @@
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. benchmarks/README.md
-defines every number. Without --out, tables that no config here has are left out, and so are cells
-with fewer seeds than benchmarks/results/ has of them. Exit status: 0, or 2 for wrong input.
+defines every number. New seeds join a cell whose arguments and versions are the same, the script's
+own hash among them. Without --out, tables that no config here has are left out, and so are cells of
+other arguments or versions with fewer seeds than benchmarks/results/ has of them. Exit status: 0,
+or 2 for wrong input.
 """
 
 import argparse
@@ -140,12 +142,42 @@ def collect(runs_dir: Path, results: Path):
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
     for (env_id, table), runs in cells.items():
+        runs = runs + earlier_seeds(runs, cell_path(env_id, table, results))
         if results != RESULTS or belongs_here(env_id, table, len(runs)):
             write_cell(table, sorted(runs, key=lambda run: run["seed"]), results)
 
 
 def cell_path(env_id: str, table: str, results: Path) -> Path:
     return results / f"{env_id.replace('/', '-').replace(':', '-')}-{table}.csv"
+
+
+def settings(run: dict) -> dict:
+    """What runs of one cell have in common: all arguments but two, and all versions."""
+    args = {k: v for k, v in run["args"].items() if k not in ("seed", "runs_dir")}
+    return {"args": args, "versions": run["versions"]}
+
+
+def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
+    """The runs of the cell at `path`, as read_run gives them, whose seeds are not among `runs`.
+
+    None where `runs` have other settings or versions: those are another cell.
+    """
+    if not path.exists():
+        return []
+    cell = read_cell(path)
+    if settings(cell.about) != settings(runs[0]):
+        return []
+    return [
+        {
+            "folder": path,
+            "seed": result["seed"],
+            "result": {**result, "steps": cell.about["steps"]},
+            "returns": {kind: by_seed[result["seed"]] for kind, by_seed in cell.returns.items()},
+            **{k: cell.about[k] for k in ("env_id", "algo", "args", "versions", "command")},
+        }
+        for result in cell.about["runs"]
+        if result["seed"] not in {run["seed"] for run in runs}
+    ]
 
 
 def belongs_here(env_id: str, table: str, seeds: int) -> bool:
@@ -169,12 +201,13 @@ def write_cell(table: str, runs: list[dict], results: Path):
     for before, run in itertools.pairwise(runs):
         if run["seed"] == before["seed"]:
             raise UserError(f"the same seed twice: {before['folder']} and {run['folder']}")
-        for kind, free in (("args", {"seed", "runs_dir"}), ("versions", set())):
-            for name in sorted((run[kind].keys() | first[kind].keys()) - free):
-                if run[kind].get(name) != first[kind].get(name):
+        for kind, expected in settings(first).items():
+            found = settings(run)[kind]
+            for name in sorted(found.keys() | expected.keys()):
+                if found.get(name) != expected.get(name):
                     raise UserError(
-                        f"{run['folder']} has {name}={run[kind].get(name)}, "
-                        f"{first['folder']} {first[kind].get(name)}: no runs of one cell"
+                        f"{run['folder']} has {name}={found.get(name)}, "
+                        f"{first['folder']} {expected.get(name)}: no runs of one cell"
                     )
     about = {
         "env_id": first["env_id"],
@@ -182,8 +215,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
         "algo": first["algo"],
         "steps": first["result"]["steps"],
         "command": re.sub(r" --runs-dir[ =]\S+", "", first["command"]),
-        "args": {k: v for k, v in first["args"].items() if k not in ("seed", "runs_dir")},
-        "versions": first["versions"],
+        **settings(first),
         "runs": [
             {k: run["result"][k] for k in ("seed", "seconds", "eval_episodes", "run_hash")}
             for run in runs
@@ -244,14 +276,15 @@ class Cell:
 
 
 def read_cells(results: Path) -> list[Cell]:
-    cells = []
-    for path in sorted(results.glob("*.json")):
-        returns = defaultdict(lambda: defaultdict(dict))
-        with open(path.with_suffix(".csv"), newline="") as file:
-            for row in csv.DictReader(file):
-                returns[row["kind"]][int(row["seed"])][int(row["step"])] = float(row["return"])
-        cells.append(Cell(json.loads(path.read_text()), returns))
-    return cells
+    return [read_cell(path) for path in sorted(results.glob("*.json"))]
+
+
+def read_cell(path: Path) -> Cell:
+    returns = defaultdict(lambda: defaultdict(dict))
+    with open(path.with_suffix(".csv"), newline="") as file:
+        for row in csv.DictReader(file):
+            returns[row["kind"]][int(row["seed"])][int(row["step"])] = float(row["return"])
+    return Cell(json.loads(path.with_suffix(".json").read_text()), returns)
 
 
 @dataclass

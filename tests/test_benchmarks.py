@@ -423,6 +423,31 @@ def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, mon
     assert (elsewhere / "curves.png").exists() and (ROOT / "README.md").read_text() == before
 
 
+def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
+    path = report.cell_path("CartPole-v1", "ppo-mine", report.RESULTS)
+    before = path.read_text(), path.with_suffix(".json").read_text()
+    same = report.earlier_seeds([a_run(9, 0.0)], path)
+    report.write_cell("ppo-mine", same, report.RESULTS)
+    # nothing is lost on the way from the files and back
+    assert (path.read_text(), path.with_suffix(".json").read_text()) == before
+    assert report.earlier_seeds([a_run(9, 0.0, gamma=0.5)], path) == []
+    assert report.earlier_seeds([{**a_run(9, 0.0), "versions": {"torch": "3"}}], path) == []
+
+    finals = {2: 44.0, 5: 7.0}  # seed 2 once more, seed 5 for the first time
+    monkeypatch.setattr(
+        report, "read_run", lambda folder: a_run(seed := int(folder.name), finals[seed])
+    )
+    for seed in finals:
+        folder = results / "ppo-mine" / "CartPole-v1" / "ppo" / f"{seed}"
+        folder.mkdir(parents=True)
+        for name in ("args.json", "result.json"):
+            (folder / name).touch()
+    monkeypatch.setattr(report, "belongs_here", lambda *cell: True)
+    report.collect(results / "ppo-mine", report.RESULTS)
+    (cell,) = report.read_cells(report.RESULTS)
+    assert cell.seeds == [1, 2, 3, 5] and cell.values("greedy").tolist() == [3, 44, 5, 7]
+
+
 def test_a_cell_refuses_runs_that_differ(results):
     with pytest.raises(report.UserError, match=r"gamma=0.5, runs/1 0.9"):
         report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0, gamma=0.5)], results)
