@@ -538,6 +538,9 @@ def train(args: Args, run: "Run"):
             chosen = torch.cat(chosen)  # (batch, 1, atoms)
             scalars["losses/td_loss"] = torch.stack(td_losses).mean().item()
             scalars["losses/q_values"] = q_network.q_values(chosen).mean().item()
+            with torch.no_grad():
+                q_values = q_network.q_values(q_network(batch["obs"]))  # (batch, actions)
+            scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
             if args.n_atoms > 1:
                 ends = torch.softmax(chosen, dim=2)[..., [0, -1]].sum(dim=2)
                 scalars["losses/mass_at_ends"] = ends.mean().item()
@@ -1357,6 +1360,12 @@ def symptoms(scalars: dict, worth: float, least_entropy: float) -> dict:
     if abs(q) > 1.5 * worth > 0 and not random:
         found["q_values"] = (
             f"{compared}: it feeds on its own errors; a smaller --tau or --learning-rate helps"
+        )
+    spread = scalars.get("losses/q_spread", math.inf)
+    if spread < 1e-4 * abs(q):
+        found["network"] = (
+            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; with a"
+            " smaller --learning-rate or a larger --adam-eps they do not"
         )
     mass = scalars.get("losses/mass_at_ends", 0.0)
     if mass > 0.5 and abs(q) < 0.5 * worth:

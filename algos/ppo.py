@@ -1485,6 +1485,12 @@ def symptoms(scalars: dict, worth: float, least_entropy: float) -> dict:
         found["q_values"] = (
             f"{compared}: it feeds on its own errors; a smaller --tau or --learning-rate helps"
         )
+    spread = scalars.get("losses/q_spread", math.inf)
+    if spread < 1e-4 * abs(q):
+        found["network"] = (
+            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; with a"
+            " smaller --learning-rate or a larger --adam-eps they do not"
+        )
     mass = scalars.get("losses/mass_at_ends", 0.0)
     if mass > 0.5 and abs(q) < 0.5 * worth:
         found["support"] = (

@@ -34,6 +34,12 @@ SICK = {
         "--learning-starts 100".split(),
         "Q is ",
     ),
+    "a learning rate that silences every unit": (
+        "dqn",
+        "--total-timesteps 4000 --gradient-steps 1 --learning-rate 1 --no-anneal-lr "
+        "--exploration-steps 400 --learning-starts 100".split(),
+        "whatever the state",
+    ),
     "C51 with the support of Atari's clipped rewards": (
         "dqn",
         "--total-timesteps 6000 --gradient-steps 1 --n-atoms 51".split(),
@@ -147,6 +153,14 @@ def test_mass_at_the_ends_is_well_where_the_returns_are():
     assert not Watched().told(ends, q_values=91.0)
     (text,) = Watched().told(ends, q_values=9.7)
     assert "of the return's distribution lies at --v-min and --v-max, and Q is 9.7" in text
+
+
+def test_q_that_knows_no_state():
+    # DQN on Pong whose convolutions had no active unit left, and one that learns
+    (text,) = Watched().told({"q_spread": [0.0] * 20}, q_values=-2.3)
+    assert text.startswith("since step 1,000 Q is -2.3 whatever the state")
+    assert not Watched().told({"q_spread": [0.01] * 20}, q_values=-2.3)
+    assert not Watched().told({"q_spread": [0.0] * 20}, q_values=0.0), "no reward found yet"
 
 
 def test_entropy_is_watched_in_the_first_half_in_units_of_the_action_space():

@@ -82,7 +82,7 @@ TAGS = {
     "losses/approx_kl losses/clipfrac losses/explained_variance",
     "a2c": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/explained_variance",
-    "dqn": "charts/epsilon charts/learning_rate losses/td_loss losses/q_values",
+    "dqn": "charts/epsilon charts/learning_rate losses/td_loss losses/q_values losses/q_spread",
     "td3": "losses/qf1_loss losses/qf2_loss losses/qf1_values losses/actor_loss",
 }
 
