@@ -538,9 +538,10 @@ def train(args: Args, run: "Run"):
             chosen = torch.cat(chosen)  # (batch, 1, atoms)
             scalars["losses/td_loss"] = torch.stack(td_losses).mean().item()
             scalars["losses/q_values"] = q_network.q_values(chosen).mean().item()
-            with torch.no_grad():
-                q_values = q_network.q_values(q_network(batch["obs"]))  # (batch, actions)
-            scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
+            if args.batch_size > 1:  # one state has no spread
+                with torch.no_grad():
+                    q_values = q_network.q_values(q_network(batch["obs"]))  # (batch, actions)
+                scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
             if args.n_atoms > 1:
                 ends = torch.softmax(chosen, dim=2)[..., [0, -1]].sum(dim=2)
                 scalars["losses/mass_at_ends"] = ends.mean().item()

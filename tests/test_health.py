@@ -86,6 +86,14 @@ def test_a_healthy_run_is_told_nothing(script, tmp_path, name):
     assert ("losses/mass_at_ends" in tags) == (name == "dqn")
 
 
+def test_one_state_has_no_spread(script, tmp_path):
+    """Of a minibatch of one it would be 0, as of a network that is dead."""
+    result = script("dqn", *"--total-timesteps 4000 --batch-size 1 --learning-starts 100".split())
+    assert "whatever the state" not in result.err
+    tags = {tag for tag, _ in scalars(only_run(tmp_path))}
+    assert "losses/q_values" in tags and "losses/q_spread" not in tags
+
+
 class Watched:
     """A run of which there is nothing but its curves; `texts` is what it was told."""
 
