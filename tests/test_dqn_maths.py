@@ -1,5 +1,7 @@
 """The formulas and the buffer of dqn.py against hand-worked numbers and independent definitions."""
 
+import copy
+
 import dqn
 import gymnasium as gym
 import numpy as np
@@ -95,6 +97,30 @@ def test_dueling_is_value_plus_advantage_less_its_mean_over_actions(n_atoms):
         constants = torch.randn(n_atoms).repeat(ACTIONS)
         q_network.advantage_head[-1].bias += constants
     torch.testing.assert_close(q_network(obs), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_an_array_goes_through_the_same_network(dueling, n_atoms):
+    q_network = network(n_atoms=n_atoms, dueling=dueling)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(BATCH, OBS)).astype(np.float32)
+    settings = arguments(n_atoms=n_atoms)
+    optimizer = torch.optim.Adam([dqn.flatten(q_network)], lr=0.1)
+    for _ in range(3):  # through the weights as they are, which updates move where they lie
+        logits = q_network(torch.as_tensor(obs))
+        of_array = q_network(obs)
+        assert isinstance(of_array, np.ndarray) and of_array.dtype == np.float32
+        np.testing.assert_allclose(of_array, logits.detach(), atol=1e-5, rtol=1e-5)
+        np.testing.assert_array_equal(
+            q_network.act(obs, 0.0, rng), q_network.q_values(logits).argmax(dim=1)
+        )
+        dqn.update(q_network, network(n_atoms=n_atoms), optimizer, random_batch(rng), settings)
+    copied = copy.deepcopy(q_network)
+    with torch.no_grad():
+        copied.trunk[0].weight.zero_()
+        copied.trunk[0].bias.zero_()
+    assert (copied(obs) == copied(obs)[0]).all() and not (q_network(obs) == q_network(obs)[0]).all()
 
 
 def test_the_switches_change_the_parameters():
