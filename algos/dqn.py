@@ -183,7 +183,7 @@ def feed(layers, x):
             x = F.relu(x) if torch.is_tensor(x) else np.maximum(x, 0)
         elif torch.is_tensor(x):
             x = F.linear(x, layer.weight, layer.bias)
-        else:  # arrays on the memory of the weights, not copies
+        else:  # on the memory of the weights; only from a GPU they are copied
             x = x @ layer.weight.numpy(force=True).T + layer.bias.numpy(force=True)
     return x
 
