@@ -582,13 +582,12 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         for mean in lines:
             axis.axhline(mean, color="gray", linestyle="--", linewidth=1)
         low, high = axis.get_ylim()
-        for mean, names in lines.items():
-            near = [other for other in lines if 0 < abs(other - mean) < (high - low) / 30]
+        for mean, height in zip(sorted(lines), apart(lines, (high - low) / 30), strict=True):
             axis.annotate(
-                f"{number(mean)}: {'; '.join(names)}",
-                (1.01, mean),
+                f"{number(mean)}: {'; '.join(lines[mean])}",
+                (1.01, height),
                 xycoords=("axes fraction", "data"),
-                va="center" if not near else "bottom" if mean > near[0] else "top",
+                va="center",
                 fontsize=7,
                 color="gray",
             )
@@ -597,6 +596,14 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         axis.legend(title="solid: greedy, dotted: training", fontsize=8, title_fontsize=8)
     figure.suptitle("IQM over seeds with 95% bootstrap intervals; dashed: published, greedy")
     save(figure, path)
+
+
+def apart(heights, gap: float):
+    """The heights from low to high, moved to be `gap` apart, and no further than that takes."""
+    from scipy.optimize import isotonic_regression
+
+    below = gap * np.arange(len(heights))  # what is left above it must not fall
+    return isotonic_regression(np.sort(list(heights)) - below).x + below if below.size else below
 
 
 def pyplot():

@@ -254,6 +254,13 @@ def test_the_period_of_evaluations_is_a_twentieth_to_one_digit():
     assert periods == [1, 5, 2_000, 4_000, 50_000, 500_000]
 
 
+def test_labels_are_moved_apart_and_no_further():
+    np.testing.assert_allclose(report.apart([10, 1, 0], 3), [-1, 2, 10])
+    np.testing.assert_allclose(report.apart({4.0: [], 4.5: [], 5.0: []}, 2), [2.5, 4.5, 6.5])
+    np.testing.assert_allclose(report.apart([0, 3, 6], 3), [0, 3, 6])
+    assert len(report.apart([], 3)) == 0
+
+
 def test_the_time_left_follows_from_the_logs(tmp_path):
     def job(table, seed, log):
         found = run.Job(table, "ppo", [], {"seed": seed, "total_timesteps": 4000}, tmp_path)
