@@ -116,6 +116,9 @@ def test_an_array_goes_through_the_same_network(dueling, n_atoms):
             q_network.act(obs, 0.0, rng), q_network.q_values(logits).argmax(dim=1)
         )
         dqn.update(q_network, network(n_atoms=n_atoms), optimizer, random_batch(rng), settings)
+    of_bytes = np.arange(2 * OBS, dtype=np.uint8).reshape(2, OBS)  # as of a game's memory
+    expected = q_network(torch.as_tensor(of_bytes)).detach()
+    np.testing.assert_allclose(q_network(of_bytes), expected, atol=1e-4, rtol=1e-5)
     copied = copy.deepcopy(q_network)
     with torch.no_grad():
         copied.trunk[0].weight.zero_()
