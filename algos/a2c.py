@@ -81,7 +81,8 @@ class Args:
     gae_lambda: float = 1.0
     """Weight of longer returns in the advantage: 0 is one-step TD, 1 the longest a rollout has."""
     num_microbatches: int = 1
-    """Parts in which an update's gradient is summed up: the same step in less memory."""
+    """Parts in which an update's gradient is summed up: the same step in less memory, but not in
+    less than one pass over the rollout without a gradient takes."""
     ent_coef: float = 0.0
     """Weight of the entropy bonus."""
     vf_coef: float = 1.0
@@ -676,7 +677,8 @@ class RunArgs(Args):
     eval_frequency: int = 0
     """Steps between evaluations during training; 0: only at the end."""
     log_frequency: int = 500
-    """Steps between points of the curves, at least; returns are the mean since the last point."""
+    """Steps between points of the curves, each at the end of an iteration; returns are the mean
+    since the last one."""
     capture_video: bool = False
     """Films an episode at each evaluation, into the run folder."""
     episodic_life: bool = False
@@ -853,11 +855,15 @@ def make_env(env_id: str, **keywords):
     """One environment whose observations are vectors or channel-first images of uint8."""
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    if space.dtype == np.uint8 and len(space.shape) in (2, 3):
-        # (H, W) and (H, W, 1 or 3) become (1, H, W) and (1 or 3, H, W); (stack, H, W) stays
-        axis_last = len(space.shape) == 3 and space.shape[-1] in (1, 3)
-        shape = (space.shape[-1], *space.shape[:2]) if axis_last else (1, *space.shape)[-3:]
-        convert = (lambda x: np.moveaxis(x, -1, 0)) if axis_last else (lambda x: x.reshape(shape))
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
+        # (H, W) becomes (1, H, W), (H, W, C) (C, H, W), and a stack of them (stack * C, H, W)
+        channels_last = len(space.shape) > 2 and space.shape[-1] < min(space.shape[-3:-1])
+
+        def convert(x):
+            x = np.moveaxis(x, -1, -3) if channels_last else x
+            return x.reshape(-1, *x.shape[-2:])
+
+        shape = convert(np.empty(space.shape)).shape
         image_space = gym.spaces.Box(0, 255, shape, np.uint8)
         env = gym.wrappers.TransformObservation(env, convert, image_space)
     elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
@@ -873,9 +879,27 @@ def make_env(env_id: str, **keywords):
     if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype != np.float32:
         bounds = env.action_space.low, env.action_space.high  # which float32 may round outwards
         env = gym.wrappers.TransformAction(
-            env, lambda a: np.clip(a, *bounds), gym.spaces.Box(*map(np.float32, bounds))
+            env,
+            lambda a: np.clip(a, *bounds).astype(bounds[0].dtype),
+            gym.spaces.Box(*map(np.float32, bounds)),
         )
-    return env
+    return OwnObservations(env)
+
+
+class OwnObservations(gym.Wrapper):
+    """Copies observations: gymnasium keeps an episode's last one by reference while it resets.
+
+    And drops infos, which nothing reads: to merge those of several environments takes time, and
+    fails where they have not the same form.
+    """
+
+    def reset(self, **keywords):
+        obs, _ = self.env.reset(**keywords)
+        return np.array(obs), {}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return np.array(obs), reward, terminated, truncated, {}
 
 
 def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
@@ -1175,10 +1199,13 @@ class Run:
         about = describe(self.args)
         if self.checkpoint:
             before = json.loads((self.folder / "args.json").read_text())
-            about["command"] = before.get("command", about["command"])
-            for name, version in before.get("versions", {}).items():
-                if about["versions"].get(name) != version:
-                    print(f"resumed with another {name}: it may not be exact", file=sys.stderr)
+            now = about["versions"]
+            about |= {k: before[k] for k in ("command", "versions", "resumed_with") if k in before}
+            others = {k: now.get(k) for k, v in about["versions"].items() if now.get(k) != v}
+            for name in others:
+                print(f"resumed with another {name}: it may not be exact", file=sys.stderr)
+            if others:
+                about["resumed_with"] = [*about.get("resumed_with", []), others]
         write_json(self.folder / "args.json", about)
         purge_step = self.step_count + 1 if self.checkpoint else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
@@ -1291,6 +1318,8 @@ class Run:
         args, step = self.args, self.step_count
         if "charts/episodic_return" in scalars and args.gamma < 1:
             mean_reward = scalars["charts/episodic_return"] / scalars["charts/episodic_length"]
+            if getattr(args, "clip_reward", False):
+                mean_reward = 1.0  # the largest that is learned from
             self.worth = max(self.worth, abs(mean_reward) / (1 - args.gamma))
         early = step <= args.total_timesteps / 2
         floor = least_entropy(self.action_space) if early else -math.inf
@@ -1332,15 +1361,10 @@ class Run:
     def save(self):
         """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
         self.writer.flush()
-        event_files = {}
-        for path in self.folder.glob("events.out.tfevents.*"):
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-            event_files[path.name] = path.stat().st_size
         checkpoint = {
             "step": self.step_count,
             "seconds": self.seconds(),
-            "event_files": event_files,
+            "event_files": self.sync_event_files(),
             "torch_rng": torch.get_rng_state(),
             "parts": {name: self.state_of(part) for name, part in self.parts.items()},
         }
@@ -1353,6 +1377,15 @@ class Run:
         for path in self.folder.glob("replay-*.npz"):
             if path.name not in needed:  # the buffer has overwritten all of it
                 path.unlink()
+
+    def sync_event_files(self) -> dict[str, int]:
+        """Returns their sizes, once what was written to them has reached the disk."""
+        sizes = {}
+        for path in self.folder.glob("events.out.tfevents.*"):
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            sizes[path.name] = path.stat().st_size
+        return sizes
 
     def state_of(self, part):
         if isinstance(part, np.random.Generator):
@@ -1403,6 +1436,7 @@ class Run:
         returns = self.evaluate() if self.eval_returns is None else self.eval_returns
         self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
         self.writer.close()
+        self.sync_event_files()
         result = {
             "env_id": args.env_id,
             "algo": ALGO,

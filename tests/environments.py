@@ -227,6 +227,36 @@ class Timeless(Clock):
         super().__init__(length=np.inf)
 
 
+class Coarse(Precise):
+    """Actions of float16."""
+
+    action_space = Box(-0.1, 0.1, (1,), np.float16)
+
+
+class Telling(Clock):
+    """Infos of another form in every step, and in every environment."""
+
+    def reset(self, *, seed=None, options=None):
+        self.goal = None
+        return super().reset(seed=seed)[0], {"goal": self.goal}
+
+    def step(self, action):
+        self.goal = 2 if self.np_random.random() < 0.5 else None
+        legal = np.arange(self.np_random.integers(5))
+        return *super().step(action)[:4], {"goal": self.goal, "legal": legal}
+
+
+class Reusing(Clock):
+    """Every observation is the same array, written over."""
+
+    memory = None
+
+    def observe(self):
+        self.memory = np.zeros(1, np.float32) if self.memory is None else self.memory
+        self.memory[:] = super().observe()
+        return self.memory
+
+
 def register(name, entry_point, **keywords):
     if name not in gym.registry:
         gym.register(name, entry_point, **keywords)
@@ -245,6 +275,9 @@ register("Mixed-v0", Mixed)
 register("ManyActions-v0", ManyActions)
 register("WholeActions-v0", WholeActions)
 register("Precise-v0", Precise)
+register("Coarse-v0", Coarse)
+register("Telling-v0", Telling)
+register("Reusing-v0", Reusing)
 register("Sentence-v0", Sentence)
 register("Bytes-v0", Bytes)
 register("Timeless-v0", Timeless)
@@ -260,6 +293,8 @@ for how in hows:
     register(f"FailingLaterBox-{how}-v0", FailingBox, kwargs=later)
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
+register("UprightGrey-v0", Picture, kwargs={"shape": (41, 37)})
+register("FourChannels-v0", Picture, kwargs={"shape": (37, 41, 4)})
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"

@@ -1,6 +1,7 @@
 """The formulas and the buffer of dqn.py against hand-worked numbers and independent definitions."""
 
 import copy
+import tracemalloc
 
 import dqn
 import gymnasium as gym
@@ -328,7 +329,22 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack, tmp_path):
             assert sample["discounts"][row] == pytest.approx(discount)
             if not terminated:
                 np.testing.assert_array_equal(sample["next_obs"][row], successor)
-    assert len(state["files"]) < 4  # what is overwritten is no longer needed
+    assert sum(count for _, count in state["files"][1:]) < length  # none is overwritten by now
+
+
+def test_saving_and_loading_need_no_second_buffer(tmp_path):
+    space = gym.spaces.Box(0, 255, (1, 48, 48), np.uint8)
+    buffer, empty = (dqn.ReplayBuffer(3_000, 1, space) for _ in range(2))
+    buffer.frames[:] = np.random.default_rng(0).integers(256, size=space.shape, dtype=np.uint8)
+    buffer.total = 7_001
+    tracemalloc.start()
+    state = buffer.save(tmp_path, 7_001)
+    empty.load(tmp_path, state)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held = np.arange(7_001 - buffer.slots, 7_001) % buffer.slots
+    np.testing.assert_array_equal(empty.frames[held], buffer.frames[held])
+    assert peak < buffer.frames.nbytes / 3
 
 
 def test_samples_are_uniform_over_what_is_held():

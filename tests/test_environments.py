@@ -18,7 +18,9 @@ def arguments(env_id, **settings):
     return ppo.RunArgs(env_id=env_id, torch_threads=1, **settings)
 
 
-@pytest.mark.parametrize("name, channels", [("Colour-v0", 3), ("Grey-v0", 1)])
+@pytest.mark.parametrize(
+    "name, channels", [("Colour-v0", 3), ("Grey-v0", 1), ("FourChannels-v0", 4)]
+)
 def test_images_become_channel_first(name, channels):
     env = ppo.make_env(f"environments:{name}")
     assert env.observation_space == gym.spaces.Box(0, 255, (channels, 37, 41), np.uint8)
@@ -26,6 +28,42 @@ def test_images_become_channel_first(name, channels):
     image, *_ = env.step(0)
     c, row, column = channels - 1, 5, 7
     assert image.dtype == np.uint8 and image[c, row, column] == row + 2 * column + 3 * c + 1
+
+
+def test_upright_images_stay_upright():
+    assert ppo.make_env("environments:UprightGrey-v0").observation_space.shape == (1, 41, 37)
+
+
+@pytest.mark.parametrize("name, channels", [("Colour-v0", 3), ("Grey-v0", 1)])
+def test_stacked_images_become_channels(name, channels, monkeypatch):
+    def stacked(env_id, **keywords):
+        return FrameStackObservation(plain(env_id, **keywords), 2)
+
+    plain = gym.make
+    monkeypatch.setattr(ppo.gym, "make", stacked)
+    env = ppo.make_env(f"environments:{name}")
+    assert env.observation_space == gym.spaces.Box(0, 255, (2 * channels, 37, 41), np.uint8)
+    env.reset()
+    image, *_ = env.step(0)  # the channels of time 0, then those of time 1
+    c, row, column = channels - 1, 5, 7
+    assert image[c, row, column] == row + 2 * column + 3 * c
+    assert image[channels + c, row, column] == row + 2 * column + 3 * c + 1
+
+
+def test_infos_of_any_form_end_no_run():
+    envs = ppo.make_envs(arguments("environments:Telling-v0"), 3)
+    envs.reset(seed=[0, 1, 2])
+    for _ in range(11):
+        envs.step(np.zeros(3, np.int64))
+
+
+def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
+    envs = ppo.make_envs(arguments("environments:Reusing-v0"), 3)
+    envs.reset(seed=[0, 1, 2])
+    for _ in range(5):
+        obs, _, _, truncated, info = envs.step(np.zeros(3, np.int64))
+    assert truncated.all() and not obs.any()
+    assert [final.item() for final in info["final_obs"]] == [1, 1, 1]
 
 
 def test_small_images_are_refused(script, tmp_path):
@@ -52,8 +90,9 @@ def test_the_nature_cnn_has_its_published_shapes():
     assert shapes == [*cnn, (6, 512), (1, 512)]
 
 
-def test_actions_at_the_bounds_are_inside_them_in_float64():
-    envs = ppo.make_envs(arguments("environments:Precise-v0"), 3)
+@pytest.mark.parametrize("name", ["Precise-v0", "Coarse-v0"])
+def test_actions_at_the_bounds_are_inside_them_in_float64_and_float16(name):
+    envs = ppo.make_envs(arguments(f"environments:{name}"), 3)
     _, space = ppo.agent_spaces(envs)
     assert space.dtype == np.float32
     agent = ppo.Agent((1,), action_low=space.low, action_high=space.high)

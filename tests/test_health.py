@@ -155,6 +155,16 @@ def test_q_above_what_rewards_are_worth(tag):
     assert not watched.texts
 
 
+def test_q_of_clipped_rewards_is_not_held_to_those_of_the_game():
+    clipped = {"clip_reward": True, "gamma": 0.9}  # worth 10
+    small, large = (2.0, 200.0), (20_000.0, 200.0)  # episodes with rewards of 0.01, of 100
+    assert Watched(gamma=0.9).told({"q_values": [9.0] * 20}, episode=small)
+    assert not Watched(**clipped).told({"q_values": [9.0] * 20}, episode=small)
+    assert not Watched(gamma=0.9).told({"q_values": [16.0] * 20}, episode=large)
+    (text,) = Watched(**clipped).told({"q_values": [16.0] * 20}, episode=large)
+    assert "is worth 10:" in text
+
+
 def test_mass_at_the_ends_is_well_where_the_returns_are():
     # CartPole-v1 solved, with v_max at what a reward of 1 for ever is worth, and at a tenth of it
     ends = {"mass_at_ends": np.linspace(0.04, 0.93, 20)}

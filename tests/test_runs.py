@@ -17,12 +17,14 @@ import sys
 import termios
 import time
 import tomllib
+import weakref
 from pathlib import Path
 from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, SCRIPTS, only_run, scalars
 
 # Short runs that still update, by script. The replay buffers wrap in all of them.
@@ -226,6 +228,43 @@ def test_a_run_resumes_in_the_same_process(name, tmp_path, monkeypatch):
     assert train(resume=str(folder)) == whole
 
 
+def test_what_was_logged_is_on_the_disk_before_a_run_counts_as_finished(tmp_path, monkeypatch):
+    ppo, fsync, sizes = importlib.import_module("ppo"), os.fsync, {}
+
+    def spy(file):
+        name = Path(os.readlink(f"/proc/self/fd/{file}")).name
+        sizes.pop(name, None)
+        sizes[name] = os.fstat(file).st_size
+        fsync(file)
+
+    run = ppo.Run(ppo.RunArgs(**TINY["ppo"], runs_dir=str(tmp_path)))
+    ppo.train(run.args, run)
+    monkeypatch.setattr(os, "fsync", spy)
+    run.finish()
+    (events,) = run.folder.glob("events.*")
+    assert list(sizes) == ["weights.npz.tmp", events.name, "result.json.tmp"]
+    assert sizes[events.name] == events.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3"])
+def test_updates_between_two_points_of_the_curves_do_not_pile_up(name, tmp_path, monkeypatch):
+    module, alive, most = importlib.import_module(name), weakref.WeakSet(), []
+
+    def update(*_):
+        loss = torch.zeros(())
+        alive.add(loss)
+        most.append(len(alive))
+        return {"loss": loss} if name == "td3" else (loss, torch.zeros(16, 1, 1))
+
+    monkeypatch.setattr(module, "update", update)
+    settings = TINY[name] | dict(total_timesteps=2_500, log_frequency=10**9, batch_size=16)
+    if name == "dqn":
+        settings |= dict(train_frequency=1, gradient_steps=1)
+    run = module.Run(module.RunArgs(**settings, runs_dir=str(tmp_path)))
+    module.train(run.args, run)
+    assert len(most) > 2_400 and max(most) < 2_010
+
+
 def test_a_finished_run_can_be_given_more_steps(script, name, tmp_path):
     every = STEPS[name] // 4
     flags = [*SHORT[name], *NO_SCHEDULE[name], "--eval-frequency", str(every)]
@@ -274,6 +313,10 @@ def test_a_resume_with_other_versions_says_so(script, tmp_path, name="a2c"):
     (path.parent / "result.json").unlink()
     resumed = script(name, "--resume", path.parent)
     assert resumed.err.splitlines()[0] == "resumed with another torch: it may not be exact"
+    described = json.loads(path.read_text())  # which keeps both
+    assert described["versions"]["torch"] == "1.0"
+    (others,) = described["resumed_with"]
+    assert list(others) == ["torch"] and others["torch"] != "1.0"
     del described["versions"], described["command"]
     path.write_text(json.dumps(described))
     (path.parent / "result.json").unlink()
@@ -605,7 +648,6 @@ def code_of_the_readme() -> dict:
 @pytest.mark.parametrize("dueling", [False, True])
 def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, n_atoms, dueling):
     import dqn
-    import torch
 
     flags = [*SHORT["dqn"], "--n-atoms", n_atoms, "--v-min", 0, "--v-max", 100]
     trained = script("dqn", *flags, "--dueling" if dueling else "--no-dueling")
