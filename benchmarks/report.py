@@ -10,9 +10,9 @@
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. benchmarks/README.md
 defines every number. New seeds join a cell whose arguments and versions are the same, the script's
-own hash among them. Without --out, tables that no config here has are left out, and so are cells of
-other arguments or versions with fewer seeds than benchmarks/results/ has of them. Exit status: 0,
-or 2 for wrong input.
+own hash among them. Runs that were resumed with other versions are left out. Without --out, so are
+runs whose settings are not those of a table here, and cells of other arguments or versions with
+fewer seeds than benchmarks/results/ has of them. Exit status: 0, or 2 for wrong input.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import sys
 import tomllib
 from collections import defaultdict
@@ -36,6 +37,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # the tables stand between them
 WINDOWS = 100  # points of a training curve
 EPISODES = 100  # at the end of training, of which the training return is the mean
+KINDS = "greedy", "training", "last100"  # of returns
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
 
@@ -104,6 +106,9 @@ def read_run(folder: Path) -> dict:
         result = json.loads((folder / "result.json").read_text())
         scalars, texts = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
+        greedy = dict(scalars["eval/episodic_return"])
+        if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
+            raise ValueError("its curves lack the evaluation that result.json has")
         return {
             "folder": folder,
             "env_id": result["env_id"],
@@ -112,14 +117,15 @@ def read_run(folder: Path) -> dict:
             "result": result,
             "args": saved["args"],
             "versions": saved["versions"],
+            "resumed_with": saved.get("resumed_with"),
             "command": texts["command/text_summary"],
             "returns": {
-                "greedy": dict(scalars["eval/episodic_return"]),
+                "greedy": greedy,
                 "training": windows(points, steps),
                 "last100": {steps: last_episodes(points)},
             },
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
 
@@ -131,19 +137,21 @@ def collect(runs_dir: Path, results: Path):
     """Writes a cell for each table and environment with finished runs below `runs_dir`."""
     cells = defaultdict(list)
     for path in sorted(runs_dir.rglob("args.json")):
-        folder, table = path.parent, path.parents[3].name
+        folder, table = path.parent, path.resolve().parents[3].name
         if not re.match(rf"{re.escape(folder.parent.name)}(-|$)", table):
             print(f"not of a campaign, left out: {folder}")
         elif not (folder / "result.json").exists():
             print(f"not finished, left out: {folder}")
+        elif (run := read_run(folder))["resumed_with"]:
+            names = ", ".join(sorted(set().union(*run["resumed_with"])))
+            print(f"resumed with another {names}, left out: {folder}")
         else:
-            run = read_run(folder)
             cells[run["env_id"], table].append(run)
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
     for (env_id, table), runs in cells.items():
         runs = runs + earlier_seeds(runs, cell_path(env_id, table, results))
-        if results != RESULTS or belongs_here(env_id, table, len(runs)):
+        if results != RESULTS or belongs_here(table, runs):
             write_cell(table, sorted(runs, key=lambda run: run["seed"]), results)
 
 
@@ -172,7 +180,7 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
             "folder": path,
             "seed": result["seed"],
             "result": {**result, "steps": cell.about["steps"]},
-            "returns": {kind: by_seed[result["seed"]] for kind, by_seed in cell.returns.items()},
+            "returns": {kind: cell.returns[kind][result["seed"]] for kind in KINDS},
             **{k: cell.about[k] for k in ("env_id", "algo", "args", "versions", "command")},
         }
         for result in cell.about["runs"]
@@ -180,19 +188,27 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
     ]
 
 
-def belongs_here(env_id: str, table: str, seeds: int) -> bool:
-    """Whether a cell is one for benchmarks/results/, and no worse than what is there."""
-    tables = set()
-    for path in (ROOT / "benchmarks").glob("*.toml"):
-        tables |= tomllib.loads(path.read_text("utf-8")).keys()
+def belongs_here(table: str, runs: list[dict]) -> bool:
+    """Whether runs are a cell for benchmarks/results/, and no fewer than what is there."""
+    args, words = runs[0]["args"], shlex.split(runs[0]["command"])
+    config = next((word for word in words if word.endswith(f".toml:{table}")), table)
+    path, tables = ROOT / config.rpartition(":")[0], {}
+    if re.fullmatch(r"benchmarks/[^/]+", config) and path.exists():
+        tables = tomllib.loads(path.read_text("utf-8"))
     if table not in tables:
-        print(f"{table} is no table of benchmarks/, left out: --out DIR shows it")
+        print(f"{config} is no table of benchmarks/, left out: --out DIR shows it")
         return False
-    path = cell_path(env_id, table, RESULTS).with_suffix(".json")
+    here = tables[table].items()
+    other = [name for name, value in here if name != "env_id" and args.get(name) != value]
+    if other:
+        text = ", ".join(f"{name}={args.get(name)}" for name in other)
+        print(f"{table} with {text} is not as in {config}, left out: --out DIR shows it")
+        return False
+    path = cell_path(runs[0]["env_id"], table, RESULTS).with_suffix(".json")
     before = len(json.loads(path.read_text())["runs"]) if path.exists() else 0
-    if seeds < before:
-        print(f"{path.stem} stays, with {before} seeds and not {seeds}: --out DIR shows these")
-    return seeds >= before
+    if len(runs) < before:
+        print(f"{path.stem} stays, with {before} seeds and not {len(runs)}: --out DIR shows these")
+    return len(runs) >= before
 
 
 def write_cell(table: str, runs: list[dict], results: Path):
@@ -214,24 +230,33 @@ def write_cell(table: str, runs: list[dict], results: Path):
         "table": table,
         "algo": first["algo"],
         "steps": first["result"]["steps"],
-        "command": re.sub(r" --runs-dir[ =]\S+", "", first["command"]),
+        "command": without_runs_dir(first["command"]),
         **settings(first),
         "runs": [
             {k: run["result"][k] for k in ("seed", "seconds", "eval_episodes", "run_hash")}
             for run in runs
         ],
     }
-    results.mkdir(parents=True, exist_ok=True)
     path = cell_path(first["env_id"], table, results)
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["kind", "seed", "step", "return"])
-        for kind in ("greedy", "training", "last100"):
+        for kind in KINDS:
             for run in runs:
                 for step, value in sorted(run["returns"][kind].items()):
                     writer.writerow([kind, run["seed"], step, in_csv(value)])
     print(f"{path}: {count_seeds(len(runs))}")
+
+
+def without_runs_dir(command: str) -> str:
+    words = shlex.split(command)
+    kept = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before != "--runs-dir" and not re.match("--runs-dir(=|$)", word)
+    ]
+    return shlex.join(kept)
 
 
 def count_seeds(count: int) -> str:
@@ -314,7 +339,7 @@ class Published:
 
 
 def read_published() -> list[Published]:
-    with open(ROOT / "benchmarks" / "published.csv", newline="") as file:
+    with open(ROOT / "benchmarks" / "published.csv", newline="", encoding="utf-8") as file:
         return [
             Published(
                 row["env"],
@@ -546,7 +571,7 @@ def documents(results: Path) -> dict[Path, str]:
 def between_markers(path: Path, text: str) -> str:
     """The file's content with `text` between its two marker comments."""
     begin, end = MARKS
-    content = path.read_text()
+    content = path.read_text("utf-8")
     if not 0 <= content.find(begin) < content.find(end):
         raise UserError(f"{path} lacks the lines {begin} and {end}")
     head, rest = content.split(begin, 1)
@@ -617,7 +642,10 @@ def pyplot():
 
 def save(figure, path: Path):
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    try:
+        figure.savefig(path, dpi=100)
+    except ValueError as error:  # no such format
+        raise UserError(f"{path}: {error}") from None
     print(path)
 
 
@@ -635,16 +663,19 @@ class AnyRun:
     args: dict  # as text
     scalars: dict
     points: list  # of training_episodes
+    finished: bool  # for all that one can see
 
 
 def read_any_run(folder: Path) -> AnyRun:
     scalars, texts = read_events(folder)
     if not scalars["charts/episodic_return"]:
         raise UserError(f"{folder} has no curve charts/episodic_return")
+    finished = True
     if ours := (folder / "args.json").exists():
         try:
             saved = json.loads((folder / "args.json").read_text())
             args, algo = saved["args"], saved["algo"]
+            finished = (folder / "result.json").exists()
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
     else:  # CleanRL's arguments are a table in a text: |name|value|
@@ -652,8 +683,11 @@ def read_any_run(folder: Path) -> AnyRun:
         args = dict(line.strip("|").split("|", 1) for line in lines)
         algo = args.get("exp_name", folder.name)
     args = {name: str(value) for name, value in args.items()}
-    points = training_episodes(scalars, one_a_point=not ours)
-    return AnyRun(folder, args.get("env_id", "?"), algo, args, scalars, points)
+    try:
+        points = training_episodes(scalars, one_a_point=not ours)
+    except ValueError as error:
+        raise UserError(f"{folder}: its curves cannot be read: {error}") from None
+    return AnyRun(folder, args.get("env_id", "?"), algo, args, scalars, points, finished)
 
 
 def place(name: str, value: float, cell: Cell, protocol: str) -> str:
@@ -696,6 +730,9 @@ def compare(folders: list[Path], picture: Path):
         here = [cell for cell in here if run.algo.startswith(cell.about["algo"])]
         if not here:
             print(f"  benchmarks/results/ has no seeds of {run.algo} on {run.env_id}")
+        if not run.finished:
+            print("  no comparison with the runs of benchmarks/results/: it is not finished")
+            continue
         for cell in here:
             if settings := other_settings(run, cell):
                 print(f"  no comparison with {cell.table}, whose settings are others: {settings}")
@@ -730,14 +767,15 @@ def main():
             compare(options.compare, options.picture)
             return
         results = options.out.resolve()
+        results.mkdir(parents=True, exist_ok=True)
         if not options.from_csv:
             collect(options.runs_dir, results)
         for path, text in documents(results).items():
-            path.write_text(text)
+            path.write_text(text, "utf-8")
             print(path)
         if cells := read_cells(results):
             draw(cells, read_published(), results / "curves.png")
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"report.py: {error}", file=sys.stderr)
         sys.exit(2)
     except ImportError as error:

@@ -119,7 +119,12 @@ def plan(options, extra: list[str]) -> list[Job]:
     for table in options.algos or ():
         if table not in tables:
             raise UserError(f"{shown(path)} has no table [{table}], only {', '.join(tables)}")
+    for word in extra:
+        if re.match("--(seed|runs[-_]dir|config)(=|$)", word):
+            raise UserError(f"after -- stands no {word.split('=')[0]}: that is the campaign's")
     runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
+    if runs_dir.exists() and not runs_dir.is_dir():
+        raise UserError(f"--runs-dir {options.runs_dir} is no folder")
     os.chdir(ROOT)  # where the commands are run, and what their paths are relative to
     jobs = []
     for table in dict.fromkeys(options.algos or tables):
@@ -131,8 +136,6 @@ def plan(options, extra: list[str]) -> list[Job]:
             every = evaluation_period(script_args(script, flags + extra)["total_timesteps"])
         flags += ["--eval-frequency", str(every), *extra]
         args = script_args(script, flags)
-        if (args["seed"], args["runs_dir"]) != (options.first_seed, parent):
-            raise UserError("after -- stands no --seed and no --runs-dir: they are the campaign's")
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             flags[3] = str(seed)
@@ -149,7 +152,7 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
     cut = None
     for folder in sorted(job.parent.glob(f"{job.args['seed']}-*"), reverse=True):
         try:
-            saved = json.loads((folder / "args.json").read_text())["args"]
+            saved = dict(json.loads((folder / "args.json").read_text())["args"])
         except FileNotFoundError:  # killed before its first step
             continue
         except (ValueError, KeyError, TypeError) as error:

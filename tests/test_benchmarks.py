@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, only_run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import profiled
@@ -221,7 +222,10 @@ BAD_INPUT = {
     "no such table": ("cartpole --algos sac", "has no table [sac], only ppo"),
     "a flag out of range": ("cartpole --algos ppo -- --gamma 2", "ppo.py: gamma=2.0"),
     "a misspelt flag": ("cartpole --algos ppo -- --gama 1", "--gama"),
-    "a seed for the scripts": ("cartpole --algos ppo -- --seed 3", "no --seed"),
+    "a seed for the scripts": ("cartpole --algos ppo -- --seed 1", "no --seed"),
+    "a folder for the scripts": ("cartpole --algos ppo -- --runs_dir=x", "no --runs_dir"),
+    "a table for the scripts": ("cartpole --algos ppo -- --config x.toml:ppo", "no --config"),
+    "a file for a folder": (f"cartpole --algos ppo --runs-dir {__file__}", "is no folder"),
     "no seeds": ("cartpole --seeds 0", "0 must be at least 1"),
     "no Ray there": ("cartpole --algos ppo --ray 127.0.0.1:1", "127.0.0.1:1: [Errno 111]"),
     "a run with other arguments": ("cartpole --algos ppo", "trained with gamma=0.5, not 0.98"),
@@ -237,7 +241,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     (folder / "args.json").write_text(json.dumps({"args": saved | {"gamma": 0.5}}))
     monkeypatch.chdir(tmp_path)
     own, _, extra = flags.partition(" -- ")
-    words = [*own.split(), "--runs-dir", str(tmp_path)]
+    words = ["--runs-dir", str(tmp_path), *own.split()]
     words += ["--", *extra.split()] if extra else []
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     with pytest.raises(SystemExit) as exit:
@@ -370,7 +374,8 @@ def a_run(seed: int, final: float, **changed) -> dict:
         "result": {"seed": seed, **result},
         "args": {"seed": seed, "runs_dir": "runs", "gamma": 0.9, **changed},
         "versions": {"torch": "2"},
-        "command": "python algos/ppo.py --seed 1 --runs-dir runs/ppo --gamma 0.9",
+        "resumed_with": None,
+        "command": "python algos/ppo.py --seed 1 --runs-dir 'my runs/ppo' --gamma 0.9",
         "returns": {
             "greedy": {50: 10.0 * seed, 100: final},
             "training": {60: 1.0, 100: 2.0} if seed == 1 else {100: 4.0},
@@ -383,6 +388,7 @@ def a_run(seed: int, final: float, **changed) -> dict:
 def results(tmp_path, monkeypatch):
     """A cell of three seeds, with greedy returns 3, 4, 5 at the end."""
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    report.RESULTS.mkdir()
     report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)], report.RESULTS)
     return tmp_path
 
@@ -412,19 +418,35 @@ def test_the_tables(results):
 
 
 def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, monkeypatch):
-    assert report.belongs_here("CartPole-v1", "ppo", 1)
-    report.write_cell("ppo", [a_run(seed, 3.0) for seed in (1, 2)], report.RESULTS)
-    assert report.belongs_here("CartPole-v1", "ppo", 2)
-    assert not report.belongs_here("CartPole-v1", "ppo", 1)
-    assert not report.belongs_here("CartPole-v1", "ppo-mine", 9)
-    out = capsys.readouterr().out
-    assert "CartPole-v1-ppo stays, with 2 seeds and not 1" in out
-    assert "ppo-mine is no table of benchmarks/" in out
-    elsewhere = results / "elsewhere"
-    report.write_cell("ppo-mine", [a_run(seed, 3.0) for seed in (1, 2)], elsewhere)
+    table = tomllib.loads((ROOT / "benchmarks" / "cartpole.toml").read_text("utf-8"))["ppo"]
+
+    def runs(count, config="benchmarks/cartpole.toml:ppo", **changed):
+        command = f"python algos/ppo.py --config {config} --seed 1"
+        args = table | changed
+        own = {"command": command, "env_id": args["env_id"]}
+        return [a_run(seed, 3.0, **args) | own for seed in range(count)]
+
+    assert report.belongs_here("ppo", runs(1))
+    report.write_cell("ppo", runs(2), report.RESULTS)
+    assert report.belongs_here("ppo", runs(2))
+    assert report.belongs_here("ppo", runs(1, env_id="Acrobot-v1"))  # trained elsewhere
+    capsys.readouterr()
+    left_out = {
+        "CartPole-v1-ppo stays, with 2 seeds and not 1": ("ppo", runs(1)),
+        "ppo with total_timesteps=512 is not as in": ("ppo", runs(9, total_timesteps=512)),
+        f"{results}/x.toml:ppo is no table of": ("ppo", runs(9, f"{results}/x.toml:ppo")),
+        "ppo-mine is no table of benchmarks/": ("ppo-mine", runs(9)),
+    }
+    for text, arguments in left_out.items():
+        assert not report.belongs_here(*arguments)
+        assert capsys.readouterr().out.startswith(text)
+    elsewhere = results / "elsewhere" / "deep"
     before = (ROOT / "README.md").read_text()
     argv = ["report.py", "--from-csv", "--out", str(elsewhere)]
     monkeypatch.setattr(sys, "argv", argv)
+    report.main()
+    assert "No results yet" in (elsewhere / "README.md").read_text()
+    report.write_cell("ppo-mine", [a_run(seed, 3.0) for seed in (1, 2)], elsewhere)
     report.main()
     assert "| CartPole-v1 | ppo-mine | 100 | 2 (1 to 2) |" in (elsewhere / "README.md").read_text()
     assert (elsewhere / "curves.png").exists() and (ROOT / "README.md").read_text() == before
@@ -450,9 +472,57 @@ def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
         for name in ("args.json", "result.json"):
             (folder / name).touch()
     monkeypatch.setattr(report, "belongs_here", lambda *cell: True)
-    report.collect(results / "ppo-mine", report.RESULTS)
+    monkeypatch.chdir(results / "ppo-mine")  # a relative path does as well
+    report.collect(Path("CartPole-v1"), report.RESULTS)
     (cell,) = report.read_cells(report.RESULTS)
     assert cell.seeds == [1, 2, 3, 5] and cell.values("greedy").tolist() == [3, 44, 5, 7]
+
+
+def test_seeds_join_a_cell_without_training_episodes(results):
+    run = a_run(1, 0.0)
+    run["returns"]["training"] = {}
+    report.write_cell("ppo", [run], report.RESULTS)
+    (again,) = report.earlier_seeds(
+        [a_run(9, 0.0)], report.cell_path("CartPole-v1", "ppo", report.RESULTS)
+    )
+    assert again["returns"] == run["returns"]
+
+
+def test_a_run_that_lost_a_part_of_its_curves_is_refused(script, tmp_path):
+    script("ppo", "--total-timesteps", 2048, "--eval-frequency", 512)
+    folder = only_run(tmp_path)
+    whole = report.read_run(folder)
+    assert sorted(whole["returns"]["greedy"]) == [512, 1024, 1536, 2048]
+    assert whole["resumed_with"] is None
+    (events,) = folder.glob("events.*")
+    content = events.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 255
+    for damaged in (content[: len(content) // 2], bytes(flipped)):
+        events.write_bytes(damaged)
+        with pytest.raises(report.UserError, match="lack the evaluation"):
+            report.read_run(folder)
+
+
+def test_a_run_resumed_with_another_script_is_left_out(results, monkeypatch, capsys):
+    runs = {"1": a_run(1, 3.0), "2": {**a_run(2, 9.0), "resumed_with": [{"ppo.py": "f00"}]}}
+    monkeypatch.setattr(report, "read_run", lambda folder: runs[folder.name])
+    for seed in runs:
+        folder = results / "ppo" / "CartPole-v1" / "ppo" / seed
+        folder.mkdir(parents=True)
+        for name in ("args.json", "result.json"):
+            (folder / name).touch()
+    (results / "elsewhere").mkdir()
+    report.collect(results / "ppo", results / "elsewhere")
+    assert "resumed with another ppo.py, left out" in capsys.readouterr().out
+    (cell,) = report.read_cells(results / "elsewhere")
+    assert cell.seeds == [1]
+
+
+def test_cells_have_the_settings_of_their_tables():
+    for cell in report.read_cells(ROOT / "benchmarks" / "results"):
+        run = {k: cell.about[k] for k in ("env_id", "args", "command")}
+        assert report.belongs_here(cell.table, [run] * len(cell.seeds)), cell.table
 
 
 def test_a_cell_refuses_runs_that_differ(results):
@@ -476,6 +546,9 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
                 writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
     saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
     (results / "ours" / "args.json").write_text(json.dumps(saved))
+    report.compare([results / "ours"], results / "compare.png")
+    assert "no comparison with the runs of" in capsys.readouterr().out  # it is not finished
+    (results / "ours" / "result.json").touch()
     report.write_cell("ppo", [a_run(seed, 3.0, gamma=0.5) for seed in (1, 2)], report.RESULTS)
     report.compare([results / "cleanrl", results / "ours"], results / "compare.png")
     out = " ".join(capsys.readouterr().out.split())
@@ -486,6 +559,8 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     assert (results / "compare.png").stat().st_size > 10_000
     with pytest.raises(report.UserError, match="has no curve"):
         report.compare([results], results / "compare.png")
+    with pytest.raises(report.UserError, match="'foo' is not supported"):
+        report.compare([results / "ours"], results / "compare.foo")
 
 
 def test_the_documents_hold_what_the_results_say():
