@@ -80,7 +80,7 @@ class Args:
     batch_size: int = 128
     """Transitions in a minibatch."""
     target_network_frequency: int = 8
-    """Steps between updates of the target network, which has one each time it learns at most."""
+    """Steps between updates of the target network; at most one every train_frequency steps."""
     tau: float = 0.02
     """Share of the online network that the target network takes over each time; 1 copies it."""
     start_e: float = 1.0
@@ -118,7 +118,8 @@ class Args:
     hidden_sizes: tuple[int, int] = (128, 128)
     """Widths of the two hidden layers, for vectors."""
     checkpoint_frequency: int = 50_000
-    """Steps between checkpoints, rounded up to train_frequency. Each ends all running episodes."""
+    """Steps between checkpoints, rounded up to train_frequency. Each ends all running episodes: the
+    state of an environment cannot be saved."""
 
     def __post_init__(self):
         at_least_1 = "total_timesteps num_envs buffer_size train_frequency gradient_steps"
@@ -137,15 +138,15 @@ class Args:
             raise UserError(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
 
     @property
-    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+    def iteration_steps(self) -> int:  # for the plumbing: steps between calls of run.end_iteration
         return self.train_frequency
 
     @property
-    def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
+    def budget_is_fixed(self) -> bool:  # for the plumbing: so that --resume keeps a schedule's end
         return self.exploration_steps is None or self.anneal_lr
 
     @property
-    def threads_pay(self) -> bool:  # for vectors: networks and minibatches are too small for it
+    def threads_pay(self) -> bool:  # for the plumbing: several threads are no faster with vectors
         return False
 
 
@@ -173,17 +174,17 @@ def stream(num_inputs: int, hidden_size: int, num_outputs: int):
 
 
 def feed(layers, x):
-    """layers(x), without the cost of module calls: twice that of the arithmetic, for one input.
+    """layers(x), without calling modules: for one input the calls cost twice what the maths does.
 
-    x may be a NumPy array, too: so acting for one environment takes two thirds of torch's time,
-    and DQN on CartPole-v1 a fifth less.
+    x may be a NumPy array too, with which acting for one environment takes two thirds of torch's
+    time, and DQN on CartPole-v1 a fifth less.
     """
     for layer in layers:
         if isinstance(layer, nn.ReLU):
             x = F.relu(x) if torch.is_tensor(x) else np.maximum(x, 0)
         elif torch.is_tensor(x):
             x = F.linear(x, layer.weight, layer.bias)
-        else:  # on the memory of the weights; only from a GPU they are copied
+        else:  # numpy() shares the weights' memory; force copies them from a GPU
             x = x @ layer.weight.numpy(force=True).T + layer.bias.numpy(force=True)
     return x
 
@@ -214,7 +215,7 @@ class QNetwork(nn.Module):
         if n_atoms > 1:
             self.register_buffer("support", torch.linspace(v_min, v_max, n_atoms))
 
-    def forward(self, obs):  # (batch, *obs_shape) -> (batch, actions, atoms); of an array an array
+    def forward(self, obs):  # (batch, *obs_shape) -> (batch, actions, atoms); array to array
         if self.sees_images:
             # uint8 until here; with the channels last, convolutions take 0.6 of the time on a CPU
             obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
@@ -258,7 +259,9 @@ def flatten(module):
     """Makes all parameters views of one vector, and their gradients views of its gradient.
 
     Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
-    one for each parameter, and an update of two small networks a tenth less time.
+    one for each parameter, and an update of two small networks a tenth less time. Gradients are
+    cleared by vector.grad.zero_(): after optimizer.zero_grad() vector.grad is None, and no step is
+    taken any more.
     """
     parameters = list(module.parameters())
     vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -276,6 +279,7 @@ def clip_gradient(vector, max_norm: float):
     torch's clip_grad_norm_ does the same in five operations, and takes a tenth of an update of two
     small networks.
     """
+    # renorm_ shortens the too long rows of a matrix in place; [None] makes the gradient one row
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)
 
 
@@ -292,14 +296,14 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, num_envs: int, obs_space, stack: int = 1):
         self.length = capacity // num_envs  # steps that can be sampled
-        self.slots = self.length + stack  # and the observation after them, and frames before them
+        self.slots = self.length + stack  # with one observation after and stack - 1 frames before
         self.stack, self.num_envs = stack, num_envs
         frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
         frame_bytes = math.prod(frame_shape) * obs_space.dtype.itemsize
         size = self.slots * num_envs * (frame_bytes + 15)  # 15: the arrays below frames
         require_memory(f"a replay buffer of {capacity:,} transitions", size)
         shape = (self.slots, num_envs)
-        self.frames = np.zeros((*shape, *frame_shape), obs_space.dtype)
+        self.frames = np.zeros((*shape, *frame_shape), obs_space.dtype)  # all of obs if stack is 1
         self.blank = np.zeros(shape, np.uint8)
         self.actions = np.zeros(shape, np.int64)
         self.rewards = np.zeros(shape, np.float32)
@@ -314,22 +318,27 @@ class ReplayBuffer:
         assert terminated.shape == truncated.shape == (self.num_envs,), terminated.shape
         assert obs.shape == next_obs.shape == successors.shape, (obs.shape, next_obs.shape)
         t = self.total % self.slots
-        self.put(t, obs)
+        self.put(t, obs)  # already there, as the last next_obs, except at a start or resume
         self.put((t + 1) % self.slots, next_obs)
         self.actions[t], self.rewards[t] = actions, rewards
         self.terminated[t], self.truncated[t] = terminated, truncated
         for env in range(self.num_envs):
-            self.final_obs.pop((t, env), None)
+            self.final_obs.pop((t, env), None)  # that of the step overwritten here
             if truncated[env] and not terminated[env]:
                 self.final_obs[t, env] = successors[env].copy()
         self.total += 1
 
     def put(self, slot, obs):
+        """Keeps an observation of every environment: of a stack its newest frame and `blank`.
+
+        A stack begins with its oldest frame. `blank` is how many black ones come first; where the
+        game itself was black, it counts too much, but then `observations` writes 0 over 0.
+        """
         if self.stack == 1:
             self.frames[slot] = obs
         else:
             self.frames[slot] = obs[:, -1]
-            seen = obs[:, :-1].any(axis=(2, 3))  # (num_envs, stack - 1)
+            seen = obs[:, :-1].any(axis=(2, 3))  # (num_envs, stack - 1): not black
             self.blank[slot] = np.where(seen.any(axis=1), seen.argmax(axis=1), self.stack - 1)
 
     def observations(self, slots, envs):  # (batch,), (batch,) -> (batch, *obs_shape)
@@ -341,17 +350,19 @@ class ReplayBuffer:
         return stacked
 
     def sample(self, batch_size, n_step, gamma, rng):
-        """Uniform over the steps held: a dict of arrays with the first axis (batch_size,).
+        """Uniform over the steps t held: a dict of arrays with the first axis (batch_size,).
 
-        rewards is the discounted sum of up to `n_step` rewards of an episode, next_obs what follows
-        the last of them; terminated says whether the task ended there, discounts is gamma to their
-        number.
+        rewards      r_t + gamma r_{t+1} + ..., n of them: n_step, fewer at the end of an episode or
+                     of what is held
+        discounts    gamma^n
+        terminated   whether the task ended with the last of them
+        next_obs     s_{t+n}; where terminated the next episode's first, which td_target leaves out
         """
         ages = rng.integers(1, min(self.total, self.length) + 1, size=batch_size)  # 1: the newest
         envs = rng.integers(self.num_envs, size=batch_size)
         ks, powers = np.arange(n_step), np.float32(gamma ** np.arange(n_step + 1))
         slots = (self.total - ages[:, None] + ks) % self.slots  # (batch_size, n_step)
-        flat = slots * self.num_envs + envs[:, None]
+        flat = slots * self.num_envs + envs[:, None]  # take: half the time of [slots, envs]
         ended = self.terminated.take(flat) | self.truncated.take(flat)
         ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
         counts = np.minimum(ended.argmax(axis=1) + 1, ages)  # (batch_size,) rewards to sum
@@ -421,10 +432,13 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     1; rewards, discounts, terminated (batch,). Returns (batch, atoms): what falls beyond an end is
     the share of the atom there, what falls between two atoms goes to both, by nearness.
     """
-    n_atoms, (v_min, v_max) = len(support), (support[0], support[-1])
+    n_atoms, v_min, v_max = len(support), support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
-    outcome = (x[:, None].expand(-1, n_atoms) for x in (rewards, discounts, terminated))
-    returns = td_target(*outcome, support.expand(len(rewards), -1))  # (batch, atoms)
+    rewards, discounts, terminated = (
+        x[:, None].expand(-1, n_atoms) for x in (rewards, discounts, terminated)
+    )
+    returns = td_target(rewards, discounts, terminated, support.expand(len(rewards), -1))
+    # where each return lies between atoms, (batch, atoms): 0 at the first, n_atoms - 1 at the last
     position = (returns.clamp(v_min, v_max) - v_min) / (v_max - v_min) * (n_atoms - 1)
     # never the last atom, so that there always is one above and the two shares sum to 1
     lower = position.floor().clamp(0, n_atoms - 2)
@@ -444,12 +458,14 @@ def q_loss(q_network, target_q_network, batch, args):
         chooser = q_network(batch["next_obs"]) if args.double else next_logits
         next_actions = q_network.q_values(chooser).argmax(dim=1)
         next_logits = next_logits[rows, next_actions]  # (batch, atoms)
-        outcome = batch["rewards"], batch["discounts"], batch["terminated"]
+        rewards, discounts, terminated = batch["rewards"], batch["discounts"], batch["terminated"]
         if args.n_atoms == 1:
-            target = td_target(*outcome, next_logits.squeeze(1))  # (batch,)
+            target = td_target(rewards, discounts, terminated, next_logits.squeeze(1))  # (batch,)
         else:
             next_probs = torch.softmax(next_logits, dim=1)
-            target = project_categorical(q_network.support, next_probs, *outcome)
+            target = project_categorical(
+                q_network.support, next_probs, rewards, discounts, terminated
+            )
 
     chosen = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
     if args.n_atoms > 1:
@@ -464,7 +480,7 @@ def q_loss(q_network, target_q_network, batch, args):
 
 
 def update(q_network, target_q_network, optimizer, batch, args):
-    """One gradient step. Returns what q_loss does."""
+    """One gradient step. Returns what q_loss does; logits, since only a log asks for their Q."""
     loss, chosen = q_loss(q_network, target_q_network, batch, args)
     (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
     vector.grad.zero_()
@@ -510,12 +526,13 @@ def train(args: Args, run: "Run"):
     target_q_network = make_agent(args, run.obs_space, run.action_space).to(run.device)
     vector = flatten(q_network)
     optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    # Atari's observations are stacks of four frames, see make_atari
     stack = 4 if args.env_id.startswith("ALE/") else 1
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     final_learning_rate = 0.0 if args.anneal_lr else args.learning_rate
-    share = max(1, args.exploration_fraction * args.total_timesteps)
-    exploration_steps = args.exploration_steps or share
-    losses = deque(maxlen=2_000)  # of the updates since the last point of the curves
+    fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
+    exploration_steps = args.exploration_steps or fraction_steps
+    history = deque(maxlen=2_000)  # what updates returned since the last point of the curves
 
     step, obs = run.start(
         agent=q_network, target=target_q_network, optimizer=optimizer, rng=rng, buffer=buffer
@@ -527,6 +544,8 @@ def train(args: Args, run: "Run"):
         while step < end:
             epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, step)
             actions = q_network.act(obs, 1.0 if step < args.learning_starts else epsilon, rng)
+            # next_obs is acted on next: after an episode's end, the new one's first. successors are
+            # what the actions led to: after an episode's end, its true last observation
             next_obs, rewards, terminated, truncated, successors = run.step(actions)
             if args.clip_reward:
                 rewards = np.sign(rewards)
@@ -541,13 +560,14 @@ def train(args: Args, run: "Run"):
             for _ in range(args.gradient_steps):
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                losses.append(update(q_network, target_q_network, optimizer, batch, args))
+                history.append(update(q_network, target_q_network, optimizer, batch, args))
+        # where a multiple of the frequency was passed, also when steps of train_frequency miss it
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)
 
         scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
-        if losses and run.logs_now():
-            td_losses, chosen = zip(*losses, strict=True)
+        if history and run.logs_now():
+            td_losses, chosen = zip(*history, strict=True)
             chosen = torch.cat(chosen)  # (batch, 1, atoms)
             scalars["losses/td_loss"] = torch.stack(td_losses).mean().item()
             scalars["losses/q_values"] = q_network.q_values(chosen).mean().item()
@@ -558,15 +578,16 @@ def train(args: Args, run: "Run"):
             if args.n_atoms > 1:
                 ends = torch.softmax(chosen, dim=2)[..., [0, -1]].sum(dim=2)
                 scalars["losses/mass_at_ends"] = ends.mean().item()
-            losses.clear()
+            history.clear()
         run.end_iteration(scalars)
     return q_network
 
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action and train from above, and gives to
-# them `run`, whose start, step and end_iteration are all that an algorithm knows of it.
+# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
+# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
+# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass

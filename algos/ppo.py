@@ -113,11 +113,12 @@ class Args:
     activation: Literal["tanh", "relu"] = "tanh"
     """What follows those hidden layers."""
     log_std_init: float = 0.0
-    """Continuous actions: logarithm of the standard deviation at the start [half the range]."""
+    """Continuous actions: log of the standard deviation at the start; 0 is half the range."""
     compile: bool = False
     """Compiles the loss and its gradient first, which takes seconds and needs a C++ compiler."""
     checkpoint_frequency: int = 100_000
-    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
+    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes: the
+    state of an environment cannot be saved."""
 
     def __post_init__(self):
         at_least_1 = "total_timesteps num_envs num_steps anneal_steps num_minibatches update_epochs"
@@ -144,15 +145,15 @@ class Args:
         return self.num_envs * self.num_steps
 
     @property
-    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+    def iteration_steps(self) -> int:  # for the plumbing: steps between calls of run.end_iteration
         return self.batch_size
 
     @property
-    def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: a resumed run keeps both
+    def budget_is_fixed(self) -> bool:  # for the plumbing: so that --resume keeps a schedule's end
         return self.anneal_steps is None and (self.anneal_lr or self.anneal_clip)
 
     @property
-    def threads_pay(self) -> bool:  # for vectors: networks and minibatches are too small for it
+    def threads_pay(self) -> bool:  # for the plumbing: several threads are no faster with vectors
         return False
 
 
@@ -242,8 +243,9 @@ class Agent(nn.Module):
     Vectors go through two hidden layers, images through convolutions: one such trunk with a layer
     on top for each of the two, or without a shared trunk two whole networks, `actor` and `critic`.
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
-    deviation does not depend on the observation. In each dimension its origin is the middle between
-    the bounds and its unit half their distance; where a bound is infinite, 0 and 1.
+    deviation does not depend on the observation. Its actions are in half ranges: 0 is the middle
+    between a dimension's bounds, -1 and 1 are the bounds. Where a bound is infinite, they are the
+    environment's own. `to_env` converts them.
     """
 
     def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
@@ -254,17 +256,18 @@ class Agent(nn.Module):
         self.discrete, self.sees_images = num_actions is not None, len(obs_shape) == 3
         self.bf16 = bf16
         action_dim = num_actions if self.discrete else len(action_low)
-        convolutional = self.sees_images and network == "rllib"
-        num_features = hidden_size if not self.sees_images else 256 if convolutional else 512
+        rllib = self.sees_images and network == "rllib"
+        image_features = 256 if rllib else 512
+        num_features = image_features if self.sees_images else hidden_size
 
         def trunk():
             if not self.sees_images:
                 return hidden_layers(*obs_shape, hidden_size, activation)
-            return rllib_cnn(obs_shape) if convolutional else nature_cnn(obs_shape)
+            return rllib_cnn(obs_shape) if rllib else nature_cnn(obs_shape)
 
         def actor_head():
             # the small gain makes the first policy nearly uniform, whatever the observation
-            if convolutional:
+            if rllib:
                 return convolutional_head(num_features, action_dim, 0.01)
             return initialise(nn.Linear(num_features, action_dim), 0.01)
 
@@ -280,12 +283,14 @@ class Agent(nn.Module):
             self.critic = nn.Sequential(*trunk(), critic_head())
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
-            self.low, self.high = low, high = np.float32(action_low), np.float32(action_high)
+            low, high = np.float32(action_low), np.float32(action_high)
+            self.low, self.high = low, high
             with np.errstate(all="ignore"):  # infinite bounds
                 bounded = np.isfinite(high - low)
                 self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
                 self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
-            self.register_buffer("action_low", torch.tensor(low))  # for whoever acts by weights.npz
+            # not read here: weights.npz shall say by itself what its actions mean
+            self.register_buffer("action_low", torch.tensor(low))
             self.register_buffer("action_high", torch.tensor(high))
         self.obs_moments = RunningMoments(obs_shape) if norm_obs else None
         self.return_moments = RunningMoments(()) if norm_reward else None
@@ -343,7 +348,9 @@ def flatten(module):
     """Makes all parameters views of one vector, and their gradients views of its gradient.
 
     Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
-    one for each parameter, and an update of two small networks a tenth less time.
+    one for each parameter, and an update of two small networks a tenth less time. Gradients are
+    cleared by vector.grad.zero_(): after optimizer.zero_grad() vector.grad is None, and no step is
+    taken any more.
     """
     parameters = list(module.parameters())
     vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -361,6 +368,7 @@ def clip_gradient(vector, max_norm: float):
     torch's clip_grad_norm_ does the same in five operations, and takes a tenth of an update of two
     small networks.
     """
+    # renorm_ shortens the too long rows of a matrix in place; [None] makes the gradient one row
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)
 
 
@@ -380,7 +388,7 @@ class RolloutBuffer:
 
     def clear(self):
         self.size = 0
-        self.final_obs = []  # true last observations of the ended episodes, in the order of `add`
+        self.final_obs = []  # for each `add` with ends: the true last ones, (ended, *obs_shape)
 
     def add(self, obs, actions, rewards, terminated, truncated, successors):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
@@ -438,16 +446,19 @@ def next_values(values, last_values, ended, final_values):
     if values.shape != ended.shape or final_values.shape != (ended.sum(),):
         raise ValueError(f"{values.shape}, {ended.shape}, {final_values.shape} do not go together")
     result = np.concatenate([values[1:], last_values[None]])
-    result[ended] = final_values
+    result[ended] = final_values  # the mask goes by step, then env, as they do
     return result
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimates; eq. 16 of arXiv 1506.02438, cut where episodes end.
 
+    A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
+
     rewards, values        (steps, envs)  r_t in reward units; V(s_t) in units of return
     next_values            (steps, envs)  V of the true successor of s_t, before any reset
-    terminated, truncated  (steps, envs)  bool: the task ended; a time limit cut it, and V counts
+    terminated, truncated  (steps, envs)  bool: the task ended; a time limit cut the episode
     gamma, gae_lambda      in [0, 1]
     Returns the advantages, (steps, envs), in units of return. Raises ValueError when shapes differ.
     """
@@ -493,7 +504,10 @@ def clipped_policy_loss(log_ratio, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with clip_coef the worse of it and of the clipped value's."""
+    """Half the mean of (V - R)^2, with clip_coef of max((V - R)^2, (V_clipped - R)^2): -> scalar.
+
+    values V, old_values V_old, returns R (batch,);  V_clipped = V_old + clip(V - V_old).
+    """
     assert values.shape == old_values.shape == returns.shape and values.ndim == 1, values.shape
     squares = F.mse_loss(values, returns, reduction="none")
     if clip_coef is not None:
@@ -503,7 +517,10 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 
 def approx_kl(log_ratio):
-    """KL(old || new) [nats] from samples of old: the mean of r - 1 - log r, never negative."""
+    """KL(old || new) [nats] from actions of old: the mean of r - 1 - log r, with r = new / old.
+
+    The mean of -log r estimates the same, but varies more and can be negative.
+    """
     return (log_ratio.exp() - 1 - log_ratio).mean()
 
 
@@ -513,7 +530,7 @@ def make_batch(agent, buffer, args, running_returns):
 
     Values and log-probabilities are computed here, in one pass and by the weights that acted.
     """
-    n, device = buffer.size, agent.device
+    n, device = buffer.size, agent.device  # n < num_steps in a last rollout that is cut short
     obs, actions, rewards = buffer.obs[:n], buffer.actions[:n], buffer.rewards[:n]
     terminated, truncated = buffer.terminated[:n], buffer.truncated[:n]
     ended = terminated | truncated
@@ -530,6 +547,8 @@ def make_batch(agent, buffer, args, running_returns):
         sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
+    # one pass for every value that batch["values"] lacks: behind each episode's end, by step, then
+    # env, and behind the last step
     bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
     bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
     final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
@@ -538,15 +557,15 @@ def make_batch(agent, buffer, args, running_returns):
     advantages = gae(
         rewards, values, successor_values, terminated, truncated, args.gamma, args.gae_lambda
     )
+    # A = R - V, so that A + V is the return R which the critic learns
     batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
     batch["returns"] = batch["advantages"] + batch["values"]
     return batch, running_returns
 
 
 def ppo_loss(agent, mini, args, clip_coef):
-    """The loss of a minibatch, a scalar; its parts (policy, value, entropy), (3,); and log r.
-
-    Where `norm_adv` asks for it, advantages have mean 0 and standard deviation 1 in each minibatch.
+    """The loss of a minibatch, a scalar; its parts (policy, value, entropy), (3,); and the log of
+    the ratio new / old, (batch,).
     """
     advantages = mini["advantages"]
     if args.norm_adv:
@@ -569,9 +588,12 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
     batch_size = len(batch["obs"])
     num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
     loss_of = ppo_loss
-    if args.compile:  # a float that changes would keep its second value: pytorch issue 194976
+    if args.compile:
+        # clip_coef as a tensor: of a float that changes, compiled code can keep an old value
+        # (pytorch issue 194976)
         loss_of, clip_coef = torch.compile(ppo_loss), torch.tensor(clip_coef, device=agent.device)
-    (vector,), losses = optimizer.param_groups[0]["params"], []  # all parameters: see flatten
+    (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
+    losses = []
     for _ in range(args.update_epochs):
         log_ratios = []
         for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
@@ -638,7 +660,7 @@ def train(args: Args, run: "Run"):
         raise UserError("compile needs a C++ compiler, and there is none")
     rng = np.random.default_rng(args.seed)
     agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
-    # eps 1e-5: with 1e-8 the first updates overshoot, while the second moments are still near 0
+    # eps 1e-5, as in openai/baselines: with 1e-8 a gradient of 1e-7 would still take a whole step
     optimizer = torch.optim.Adam([flatten(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
@@ -659,6 +681,8 @@ def train(args: Args, run: "Run"):
         steps_left = (args.total_timesteps - step) // args.num_envs
         for _ in range(min(args.num_steps, steps_left)):
             actions = agent.act(obs, rng)
+            # next_obs is acted on next: after an episode's end, the new one's first. successors are
+            # what the actions led to: after an episode's end, its true last observation
             next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
             if args.clip_reward:
                 rewards = np.sign(rewards)
@@ -675,8 +699,9 @@ def train(args: Args, run: "Run"):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action and train from above, and gives to
-# them `run`, whose start, step and end_iteration are all that an algorithm knows of it.
+# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
+# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
+# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Args:
     total_timesteps: int = 1_000_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
-    """Environments stepped side by side. There is one update to every step of each."""
+    """Environments stepped side by side. After each such step come as many updates."""
     learning_rate: float = 3e-4
     """Adam's step size, for the actor and for the critics."""
     buffer_size: int = 1_000_000
@@ -88,7 +88,8 @@ class Args:
     hidden_sizes: tuple[int, int] = (256, 256)
     """Widths of the two hidden layers of each network."""
     checkpoint_frequency: int = 50_000
-    """Steps between checkpoints. Each ends all running episodes."""
+    """Steps between checkpoints. Each ends all running episodes: the state of an environment
+    cannot be saved."""
 
     def __post_init__(self):
         at_least_1 = "total_timesteps num_envs buffer_size batch_size policy_frequency"
@@ -103,7 +104,7 @@ class Args:
             raise UserError(f"hidden_sizes={self.hidden_sizes} must be at least 1")
 
     @property
-    def iteration_steps(self) -> int:  # between two calls of run.end_iteration
+    def iteration_steps(self) -> int:  # for the plumbing: steps between calls of run.end_iteration
         return self.num_envs
 
     @property
@@ -178,7 +179,9 @@ def flatten(module):
     """Makes all parameters views of one vector, and their gradients views of its gradient.
 
     Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
-    one for each parameter, and an update of two small networks a tenth less time.
+    one for each parameter, and an update of two small networks a tenth less time. Gradients are
+    cleared by vector.grad.zero_(): after optimizer.zero_grad() vector.grad is None, and no step is
+    taken any more.
     """
     parameters = list(module.parameters())
     vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -197,7 +200,7 @@ class ReplayBuffer:
     """The last `capacity` transitions, the oldest overwritten first; a row holds one."""
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int):
-        size = capacity * (4 * (2 * obs_dim + action_dim + 1) + 1)
+        size = capacity * (4 * (2 * obs_dim + action_dim + 1) + 1)  # bytes: 4 a float32, 1 a bool
         require_memory(f"a replay buffer of {capacity:,} transitions", size)
         self.capacity = capacity
         self.obs = np.zeros((capacity, obs_dim), np.float32)
@@ -285,10 +288,18 @@ def policy_loss(agent, obs):
     return -agent.critics[0](obs, agent.actor(obs)).mean()
 
 
+@torch.no_grad()
+def polyak(target, source, tau: float):
+    """target <- (1 - tau) target + tau source, for every parameter."""
+    for p, q in zip(target.parameters(), source.parameters(), strict=True):
+        p.lerp_(q, tau)
+
+
 def update(agent, target, optimizers, batch, noise, args, learn_policy: bool):
     """One step of the critics and, with `learn_policy`, of the actor and the target networks.
 
-    optimizers: of the actor and of the critics. Returns scalars by name.
+    optimizers: of the actor and of the critics; noise: for the target's actions, not clipped yet,
+    (batch, action_dim). Returns scalars by name.
     """
     actor_optimizer, critic_optimizer = optimizers
     (actor_vector,) = actor_optimizer.param_groups[0]["params"]  # all parameters: see flatten
@@ -309,13 +320,6 @@ def update(agent, target, optimizers, batch, noise, args, learn_policy: bool):
     return scalars
 
 
-@torch.no_grad()
-def polyak(target, source, tau: float):
-    """target <- (1 - tau) target + tau source, for every parameter."""
-    for p, q in zip(target.parameters(), source.parameters(), strict=True):
-        p.lerp_(q, tau)
-
-
 def make_agent(args, obs_space, action_space):
     """The networks for these spaces, or a UserError that says why there are none."""
     if not isinstance(action_space, gym.spaces.Box):
@@ -324,6 +328,7 @@ def make_agent(args, obs_space, action_space):
     if len(obs_space.shape) != 1:
         raise UserError(f"td3 takes vectors, not images of shape {obs_space.shape}: try ppo.py")
     low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+    # infinite, or further apart than a float32 can say
     if not (np.float64(high) - low <= np.finfo(np.float32).max).all():
         raise UserError(f"td3 needs bounds of every action, not {action_space}: try ppo.py")
     return Agent(*obs_space.shape, low, high, args.hidden_sizes, args.twin)
@@ -355,6 +360,8 @@ def train(args: Args, run: "Run"):
             actions = rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
         else:
             actions = agent.act(obs, rng, args.exploration_noise)
+        # next_obs is acted on next: after an episode's end, the new one's first. successors are
+        # what the actions led to: after an episode's end, its true last observation
         next_obs, rewards, terminated, _, successors = run.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, successors, terminated)
         obs = next_obs
@@ -364,6 +371,7 @@ def train(args: Args, run: "Run"):
             if step > args.learning_starts:
                 batch = buffer.sample(args.batch_size, rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+                # for the target's actions; those above have exploration_noise on them
                 noise = rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
                 noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
                 learn_policy = step % args.policy_frequency == 0
@@ -381,8 +389,9 @@ def train(args: Args, run: "Run"):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action and train from above, and gives to
-# them `run`, whose start, step and end_iteration are all that an algorithm knows of it.
+# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
+# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
+# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass
