@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import ctypes.util
+import difflib
 import hashlib
 import importlib
 import io
@@ -134,7 +135,7 @@ class Args:
                 raise UserError(f"{name}={size} does not divide by num_envs={self.num_envs}")
         if min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes={self.hidden_sizes} must be at least 1")
-        if self.n_atoms > 1 and not -math.inf < self.v_min < self.v_max < math.inf:
+        if self.n_atoms > 1 and not -1e38 < self.v_min < self.v_max < 1e38:  # so float32 can say
             raise UserError(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
 
     @property
@@ -628,8 +629,10 @@ class RunArgs(Args):
 
     def __post_init__(self):
         super().__post_init__()
+        self.env_id = self.env_id.removeprefix("ale_py:")  # env_spec imports it anyway
         require_range(self, "eval_episodes log_frequency", low=1)
-        require_range(self, "eval_frequency torch_threads", low=0)
+        require_range(self, "eval_frequency", low=0)
+        require_range(self, "torch_threads", low=0, high=1024)
         require_range(self, "sticky_actions", low=0, high=1)
         require_range(self, "seed", low=0, high=2**64 - 1)  # torch takes no larger one
         if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
@@ -649,6 +652,7 @@ CLEANRL_FLAGS = {
     "--save-model": "the weights are always saved, as weights.npz",
     "--num-iterations": "use --total-timesteps",
     "--minibatch-size": "use --num-minibatches",
+    "--batch-size": "a batch is a rollout, --num-envs times --num-steps",
 } | dict.fromkeys(
     ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
     "nothing is uploaded; a run folder is all there is",
@@ -674,8 +678,9 @@ def require_range(args, names: str, low, high=math.inf):
 
 def parse_args(argv: list[str]) -> RunArgs:
     """The command line, over the config file or the arguments of a saved run: typed flags win."""
+    own = {"--" + f.name.replace("_", "-") for f in fields(RunArgs)}
     for flag in (text.split("=")[0].replace("_", "-") for text in argv):
-        if flag.replace("--no-", "--") in CLEANRL_FLAGS:
+        if flag.replace("--no-", "--") in CLEANRL_FLAGS.keys() - own:
             raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in NOT_OF_A_RUN:
@@ -745,7 +750,7 @@ def env_spec(env_id: str):
     module, _, name = env_id.rpartition(":")
     if name.startswith("ALE/"):
         module = "ale_py"
-    elif "BulletEnv-" in name and not module:
+    elif "BulletEnv-" in name and module in ("", "pybullet_envs_gymnasium"):
         module = "pybullet_envs_gymnasium"
         quiet_pybullet()
     if module:
@@ -768,13 +773,15 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
     except ImportError as error:
         # gymnasium's DependencyNotInstalled is one, and has its own advice
         advice = f"; pip install {error.name}" if error.name else ""
-        if error.name and error.name == args.env_id.rpartition(":")[0].split(".")[0]:
+        if error.name and error.name.split(".")[0] == args.env_id.rpartition(":")[0].split(".")[0]:
             advice = "; is its folder in PYTHONPATH?"
         raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
     except UserError:
         raise
     except gym.error.Error as error:
-        raise UserError(f"environment {args.env_id!r}: {error}") from None
+        near = difflib.get_close_matches(args.env_id, gym.registry)
+        advice = f"; near it are {', '.join(near)}" if near else ""
+        raise UserError(f"environment {args.env_id!r}: {error}{advice}") from None
     except Exception as error:  # in what the user wrote
         raise UserError(f"environment {args.env_id!r}: {what_and_where(error)}") from None
 
@@ -868,7 +875,7 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 def refuse_old_atari_id(env_id: str):
     """PongNoFrameskip-v4 and its like, games without the preprocessing that is built in here."""
-    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[04]", env_id)
+    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[045]", env_id)
     with contextlib.suppress(ImportError):
         if old and importlib.import_module("ale_py") and f"ALE/{old[1]}-v5" in gym.registry:
             raise UserError(f"environment {env_id!r}: use ALE/{old[1]}-v5")
@@ -1092,6 +1099,10 @@ class Run:
         self.folder = Path(args.resume) if args.resume else None
         self.checkpoint = load_checkpoint(self.folder) if args.resume else None
         self.lock = lock(self.folder) if args.resume else None
+        for name, value in self.checkpoint.get("args", {}).items() if args.resume else ():
+            if name != "total_timesteps" and getattr(args, name) != value:
+                found = f"{name}={getattr(args, name)}, its checkpoint {name}={value}"
+                raise UserError(f"{self.folder}/args.json has {found}: they belong together")
         self.envs = make_envs(args, args.num_envs)
         self.obs_space, self.action_space = agent_spaces(self.envs)
         self.device = choose_device(args, self.obs_space)
@@ -1120,8 +1131,11 @@ class Run:
         else:
             if self.args.init_weights is not None:
                 load_weights(agent, Path(self.args.init_weights), only_learned=True)
-            if self.args.save_init:
-                save_weights(agent, Path(self.args.save_init))
+            if self.args.save_init is not None:
+                path = Path(self.args.save_init)
+                if path.is_dir() or not path.parent.is_dir():
+                    raise UserError(f"--save-init {path} is a folder, or lies in none")
+                save_weights(agent, path)
             self.folder = new_run_folder(self.args)
             self.lock = lock(self.folder)
         about = describe(self.args)
@@ -1142,6 +1156,9 @@ class Run:
             self.save()
         where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
         print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}", flush=True)
+        if getattr(self.args, "learning_starts", 0) >= self.args.total_timesteps:
+            advice = "--learning-starts is not below --total-timesteps"
+            print(f"health: the run ends before it learns: {advice}", file=sys.stderr)
         self.first_step = self.last_step = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
@@ -1290,6 +1307,7 @@ class Run:
         """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
         self.writer.flush()
         checkpoint = {
+            "args": settings_of(self.args),
             "step": self.step_count,
             "seconds": self.seconds(),
             "event_files": self.sync_event_files(),
@@ -1528,11 +1546,14 @@ def command_line() -> str:
     return shlex.join(["python", *sys.argv])
 
 
+def settings_of(args: RunArgs) -> dict:
+    return {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
+
+
 def describe(args: RunArgs) -> dict:
     """What args.json holds: every argument, the command, and the versions behind it, of the script
     its SHA-256.
     """
-    settings = {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
     entry = env_spec(args.env_id).entry_point
     provider = getattr(entry, "__module__", str(entry)).split(".")[0].split(":")[0]
     packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", "pybullet", provider]
@@ -1541,7 +1562,12 @@ def describe(args: RunArgs) -> dict:
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {"algo": ALGO, "args": settings, "command": command_line(), "versions": versions}
+    return {
+        "algo": ALGO,
+        "args": settings_of(args),
+        "command": command_line(),
+        "versions": versions,
+    }
 
 
 def new_run_folder(args: RunArgs) -> Path:
@@ -1592,7 +1618,9 @@ def print_result(folder: Path, returns, digest: str):
     mean, std = returns.mean(), returns.std()
     print(f"evaluation   return {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
     print(f"run folder   {folder}")
-    runs_dir = [folder, *folder.parents][:4][-1]  # three up, where there are as many
+    runs_dir = folder
+    if folder.resolve().parent.name == ALGO:  # and not moved elsewhere
+        runs_dir = [folder, *folder.parents][:4][-1]  # three up, where there are as many
     print(f"TensorBoard  tensorboard --logdir {shlex.quote(str(runs_dir))}")
     print(f"run hash     {digest}")
 
@@ -1669,7 +1697,14 @@ def main():
         status, text = 2, " ".join(str(error).split())
     except (RunFailed, OSError, MemoryError) as error:
         status, text = 1, f"{error}{resume_hint(run)}"
+    except RuntimeError as error:
+        if "memory" not in str(error) and not type(error).__module__.startswith("torch._"):
+            raise
+        # torch has no memory left, or its compiler does not work
+        status, text = 1, f"{first_line(error)}{resume_hint(run)}"
     except KeyboardInterrupt as interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end in a traceback
+            signal.signal(number, signal.SIG_IGN)
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
     if run is not None and run.progress is not None:
         run.progress.close()  # ends its line

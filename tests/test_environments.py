@@ -50,6 +50,10 @@ def test_stacked_images_become_channels(name, channels, monkeypatch):
     assert image[channels + c, row, column] == row + 2 * column + 3 * c + 1
 
 
+def test_atari_is_the_same_with_and_without_its_package_in_the_id():
+    assert arguments("ale_py:ALE/Pong-v5").env_id == "ALE/Pong-v5"
+
+
 def test_infos_of_any_form_end_no_run():
     envs = ppo.make_envs(arguments("environments:Telling-v0"), 3)
     envs.reset(seed=[0, 1, 2])

@@ -510,6 +510,14 @@ def test_typed_flags_win_over_the_config(script, tmp_path):
 BAD_INPUT = {
     "an unknown environment": ("--env-id CartPool-v1", "Did you mean: `CartPole`"),
     "an unknown version": ("--env-id CartPole-v7", "v7"),
+    "a name without its version": ("--env-id CartPole", "near it are CartPole-v1"),
+    "a game without its namespace": ("--env-id Pong-v5", "use ALE/Pong-v5"),
+    "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "in PYTHONPATH?"),
+    "threads beyond counting": ("--torch-threads 100000", "torch_threads=100000 must be"),
+    "CleanRL's batch": ("--batch-size 4", "--num-envs times --num-steps"),
+    "weights into no folder": ("--save-init nowhere/x.npz", "--save-init nowhere/x.npz"),
+    "weights into a folder": ("--save-init done", "--save-init done"),
+    "weights without a name": ("--save-init=", "--save-init"),
     "a malformed id": ("--env-id cart:pole:v1", "No module named"),
     "a module that is not there": ("--env-id nowhere.envs:My-v0", "is its folder in PYTHONPATH?"),
     "actions that are integers": ("--env-id environments:WholeActions-v0", "must be real"),
@@ -582,6 +590,68 @@ def test_bad_input_is_refused(bad_input_folder, monkeypatch, capsys, flags, mess
     assert len(captured.err.strip().splitlines()) == 1 or "For full helptext" in text  # tyro's box
     assert captured.out == ""
     assert sorted(bad_input_folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("gamma", 0.5, "gamma=0.5"),
+        ("num_envs", 4, "num_envs=4"),
+        ("activation", "relu", "activation=relu"),
+    ],
+)
+def test_edited_arguments_do_not_go_with_the_checkpoint(
+    bad_input_folder, script, tmp_path, field, value, said
+):
+    folder = tmp_path / "edited"
+    shutil.copytree(bad_input_folder / "done", folder)
+    (folder / "result.json").unlink()
+    described = json.loads((folder / "args.json").read_text())
+    described["args"][field] = value
+    (folder / "args.json").write_text(json.dumps(described))
+    result = script("ppo", "--resume", folder, ok=False)
+    assert result.status == 2 and f"/args.json has {said}, its checkpoint" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_torch_without_memory_says_how_to_go_on(script, tmp_path, monkeypatch, capsys):
+    """As when a GPU is full; a mistake in the script itself keeps its traceback."""
+    ppo = importlib.import_module("ppo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    monkeypatch.setattr(ppo.signal, "signal", lambda *_: None)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("can't allocate memory"),
+    ):
+
+        def update(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(ppo, "update", update)
+        with pytest.raises(SystemExit) as exit:
+            ppo.main()
+        err = capsys.readouterr().err
+        assert exit.value.code == 1 and "Traceback" not in err
+        assert f"ppo.py: {error}; the last checkpoint goes on with:" in err
+    monkeypatch.setattr(ppo, "update", lambda *_: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        ppo.main()
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3"])
+def test_a_run_that_ends_before_it_learns_says_so(script, tmp_path, name):
+    result = script(name, *SHORT[name], "--learning-starts", 10**6)
+    assert "health: the run ends before it learns" in result.err
+    assert not [tag for tag, _ in scalars(only_run(tmp_path)) if tag.startswith("losses/")]
+
+
+def test_a_run_that_was_moved_names_its_own_folder_for_tensorboard(script, tmp_path):
+    first = script("ppo", "--total-timesteps", 512)
+    assert first.line("TensorBoard") == "tensorboard --logdir runs"
+    only_run(tmp_path).rename(tmp_path / "moved")
+    moved = script("ppo", "--evaluate", tmp_path / "moved")
+    assert moved.line("TensorBoard") == f"tensorboard --logdir {tmp_path / 'moved'}"
 
 
 def test_a_damaged_checkpoint_is_refused(bad_input_folder, script, tmp_path):
