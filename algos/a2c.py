@@ -1189,13 +1189,13 @@ class Run:
         self.folder = Path(args.resume) if args.resume else None
         self.checkpoint = load_checkpoint(self.folder) if args.resume else None
         self.lock = lock(self.folder) if args.resume else None
+        self.envs = make_envs(args, args.num_envs)
+        self.obs_space, self.action_space = agent_spaces(self.envs)
+        self.device = choose_device(args, self.obs_space)
         for name, value in self.checkpoint.get("args", {}).items() if args.resume else ():
             if name != "total_timesteps" and getattr(args, name) != value:
                 found = f"{name}={getattr(args, name)}, its checkpoint {name}={value}"
                 raise UserError(f"{self.folder}/args.json has {found}: they belong together")
-        self.envs = make_envs(args, args.num_envs)
-        self.obs_space, self.action_space = agent_spaces(self.envs)
-        self.device = choose_device(args, self.obs_space)
         torch.manual_seed(args.seed)
         # a boundary always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
