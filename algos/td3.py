@@ -573,7 +573,7 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
         if args.env_id.startswith("ALE/"):
             return make_atari(args, num_envs, training)
         make = [lambda: make_env(args.env_id, **keywords)] * num_envs
-        return gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        return VectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     except ImportError as error:
         # gymnasium's DependencyNotInstalled is one, and has its own advice
         advice = f"; pip install {error.name}" if error.name else ""
@@ -622,23 +622,21 @@ def make_env(env_id: str, **keywords):
             lambda a: np.clip(a, *bounds).astype(bounds[0].dtype),
             gym.spaces.Box(*map(np.float32, bounds)),
         )
-    return OwnObservations(env)
+    return env
 
 
-class OwnObservations(gym.Wrapper):
-    """Copies observations: gymnasium keeps an episode's last one by reference while it resets.
+class VectorEnv(gym.vector.SyncVectorEnv):
+    """Of infos, hands on the last observations of episodes alone.
 
-    And drops infos, which nothing reads: to merge those of several environments takes time, and
-    fails where they have not the same form.
+    Nothing reads the others; to merge them takes time, and fails where they have not the same form.
     """
 
-    def reset(self, **keywords):
-        obs, _ = self.env.reset(**keywords)
-        return np.array(obs), {}
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return np.array(obs), reward, terminated, truncated, {}
+    def _add_info(self, vector_infos, env_info, env_num):
+        if "final_obs" not in env_info:
+            return vector_infos
+        # a copy, since the environment, reset next, may write over it
+        env_info = {"final_obs": np.array(env_info["final_obs"])}
+        return super()._add_info(vector_infos, env_info, env_num)
 
 
 def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
