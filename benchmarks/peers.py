@@ -37,6 +37,7 @@ def main(library, algo, env_id, settings, num_envs, threads, first, last, seed=1
 
         env, policy = make_vec_env(env_id, num_envs, seed=seed), "MlpPolicy"
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.logger import Logger
 
     times = []
 
@@ -62,6 +63,7 @@ def main(library, algo, env_id, settings, num_envs, threads, first, last, seed=1
             settings[name] = lambda left, value=value: value[1] + (value[0] - value[1]) * left
     make = getattr(importlib.import_module(library), algo)
     model = make(policy, env, **settings, **device, seed=seed)
+    model.set_logger(Logger(None, []))  # its own would leave a folder behind
     if threshold is not None:
         model._stats_window_size = 20
         model.learn(last, callback=Referee())

@@ -1,6 +1,7 @@
 """The formulas and the buffer of dqn.py against hand-worked numbers and independent definitions."""
 
 import copy
+import math
 import tracemalloc
 
 import dqn
@@ -49,6 +50,13 @@ def test_projection_against_a_triple_loop(seed):
     projected = dqn.project_categorical(*tensors(*arguments)).numpy()
     np.testing.assert_allclose(projected, project_by_hand(*arguments), atol=1e-5)
     np.testing.assert_allclose(projected.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, math.nan)])
+def test_a_support_is_finite_and_has_a_width(v_min, v_max):
+    with pytest.raises(dqn.UserError, match="both finite"):
+        dqn.Args(n_atoms=51, v_min=v_min, v_max=v_max)
+    dqn.Args(n_atoms=1, v_min=v_min, v_max=v_max)  # which has none
 
 
 @pytest.mark.parametrize("n_atoms, v_min, v_max", [(51, -10, 10), (31, 0, 250), (31, -500, 500)])

@@ -1,5 +1,8 @@
 """Every kind of environment as the agent meets it: images, Atari, PyBullet, other spaces, video."""
 
+import subprocess
+import sys
+
 import ale_py
 import environments
 import gymnasium as gym
@@ -7,7 +10,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import only_run
+from conftest import ROOT, only_run
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 gym.register_envs(ale_py)
@@ -247,9 +250,18 @@ def test_old_atari_ids_are_answered_with_the_new(old):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pybullet_envs_gymnasium", None)
+    monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
     with pytest.raises(ppo.UserError, match="pip install pybullet_envs_gymnasium"):
         ppo.make_envs(arguments("AntBulletEnv-v0"), 1)
+
+
+@pytest.mark.parametrize("prefix", ["", "pybullet_envs_gymnasium:"])
+def test_pybullet_does_not_greet(prefix):
+    args = f"ppo.RunArgs(env_id='{prefix}AntBulletEnv-v0')"
+    code = f"import ppo; ppo.make_envs({args}, 1); print('here')"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT / "algos", capture_output=True, text=True)
+    assert run.stdout == "here\n" and run.stderr == ""
 
 
 def test_clipped_rewards_leave_the_score_alone(tmp_path, monkeypatch):

@@ -355,6 +355,44 @@ def test_a_missing_tensorboard_is_named_before_files_are_written(monkeypatch, tm
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_ends_in_peace(monkeypatch, capsys, number):
+    import ppo
+
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    monkeypatch.setattr(ppo, "Run", lambda args: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as exit:
+        ppo.main()
+    for late in (signal.SIGINT, signal.SIGTERM):  # it would end in a traceback
+        assert signal.getsignal(late) is signal.SIG_IGN
+        signal.signal(late, signal.default_int_handler if late == 2 else signal.SIG_DFL)
+    assert exit.value.code == 128 + number and capsys.readouterr().err == "ppo.py: stopped\n"
+
+
+COMPILER_ERROR = type("InductorError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+
+
+@pytest.mark.parametrize(
+    "error, ours",
+    [
+        (COMPILER_ERROR("the compiler failed\n  in line 1"), True),
+        (RuntimeError("not enough memory: you tried to allocate 8 GB"), True),
+        (RuntimeError("sizes do not match"), False),  # a mistake in a script: to be seen whole
+    ],
+)
+def test_what_torch_lacks_is_said_in_a_line(monkeypatch, capsys, error, ours):
+    import ppo
+
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    monkeypatch.setattr(ppo, "Run", mock.Mock(side_effect=error))
+    with pytest.raises(SystemExit if ours else RuntimeError) as raised:
+        ppo.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if ours:
+        first_line = str(error).splitlines()[0]
+        assert raised.value.code == 1 and capsys.readouterr().err == f"ppo.py: {first_line}\n"
+
+
 def test_a_run_is_evaluated_from_inside_its_folder(script, tmp_path, monkeypatch, capsys):
     import ppo
 
