@@ -363,9 +363,10 @@ def test_a_stopped_run_ends_in_peace(monkeypatch, capsys, number):
     monkeypatch.setattr(ppo, "Run", lambda args: signal.raise_signal(number))
     with pytest.raises(SystemExit) as exit:
         ppo.main()
-    for late in (signal.SIGINT, signal.SIGTERM):  # it would end in a traceback
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    for late, handler in usual.items():  # a second one would end in a traceback
         assert signal.getsignal(late) is signal.SIG_IGN
-        signal.signal(late, signal.default_int_handler if late == 2 else signal.SIG_DFL)
+        signal.signal(late, handler)
     assert exit.value.code == 128 + number and capsys.readouterr().err == "ppo.py: stopped\n"
 
 
