@@ -12,7 +12,8 @@ Deliberate differences from the papers:
 - not asynchronous: all environments step together, and one update learns from all of them;
 - advantages by GAE: with gae_lambda 1 they are the n-step returns of A3C, less the value;
 - the value loss is half the mean squared error, so that vf_coef means what it means in ppo.py;
-  where other code has the whole of it, its coefficient is to be doubled here;
+  where the paper and other code have the whole of it, its coefficient is to be doubled here;
+- the gradient's norm is clipped; losses are means over the rollout, where the paper sums;
 - weights start orthogonal, the policy's last layer a hundred times smaller than the others;
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
@@ -91,9 +92,11 @@ class Args:
     max_grad_norm: float = 0.5
     """Longest gradient, over all parameters together."""
     norm_obs: bool = False
-    """Normalises observations by the running mean and variance of those acted on."""
+    """Normalises observations by the running mean and variance of those acted on in earlier
+    rollouts; the first one sees them as they are."""
     norm_reward: bool = False
-    """Divides rewards by the running standard deviation of the discounted return."""
+    """Divides rewards by the running standard deviation of the discounted return, so that what the
+    critic learns has about the same size in every task."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
     network: Literal["nature", "rllib"] = "nature"
@@ -224,6 +227,25 @@ def convolutional_head(num_features: int, num_outputs: int, gain: float):
     return nn.Sequential(nn.Unflatten(1, (num_features, 1, 1)), convolution, nn.Flatten())
 
 
+def in_numpy(module, x):
+    """module(x) for an array, computed by NumPy on the memory of torch's weights.
+
+    For the few observations that are acted on it takes a third of torch's time, which makes PPO a
+    sixth faster on HalfCheetah-v5 and a fifth faster on CartPole-v1.
+    """
+    if isinstance(module, nn.Sequential):
+        for layer in module:
+            x = in_numpy(layer, x)
+        return x
+    if isinstance(module, nn.Linear):  # numpy() shares the memory; force copies it from a GPU
+        return x @ module.weight.numpy(force=True).T + module.bias.numpy(force=True)
+    if isinstance(module, nn.Tanh):
+        return np.tanh(x)
+    if isinstance(module, nn.ReLU):
+        return np.maximum(x, 0)
+    return module(torch.as_tensor(x)).numpy()
+
+
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
@@ -265,7 +287,7 @@ class Agent(nn.Module):
             self.trunk = trunk()
             self.actor, self.critic = actor_head(), critic_head()
         else:
-            self.trunk = nn.Identity()
+            self.trunk = nn.Sequential()
             self.actor = nn.Sequential(*trunk(), actor_head())
             self.critic = nn.Sequential(*trunk(), critic_head())
         if not self.discrete:
@@ -275,7 +297,7 @@ class Agent(nn.Module):
             with np.errstate(all="ignore"):  # infinite bounds
                 bounded = np.isfinite(high - low)
                 self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
-                self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
+                self.half_range = np.where(bounded, (high - low) / 2, np.float32(1))
             # not read here: weights.npz shall say by itself what its actions mean
             self.register_buffer("action_low", torch.tensor(low))
             self.register_buffer("action_high", torch.tensor(high))
@@ -288,11 +310,15 @@ class Agent(nn.Module):
             obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
             with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
                 return self.trunk(obs).float()
+        return self.trunk(self.normalised(obs.float()))
+
+    def normalised(self, obs):  # vectors, (batch, obs_dim), as a tensor or as an array
         if self.obs_moments is None:
-            obs = obs.float()
-        else:
-            obs = ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
-        return self.trunk(obs)
+            return obs
+        mean, std = self.obs_moments.mean, self.obs_moments.std()
+        if not torch.is_tensor(obs):
+            mean, std = mean.numpy(force=True), std.numpy(force=True)
+        return ((obs - mean) / std).clip(-10, 10)
 
     def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
         return self.actor(self.features(obs))
@@ -312,7 +338,10 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs, rng, greedy=False):
         """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
-        policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if self.sees_images:
+            policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        else:
+            policy = in_numpy(self.actor, in_numpy(self.trunk, self.normalised(obs)))
         if greedy:
             return policy.argmax(axis=1) if self.discrete else policy
         if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
@@ -324,7 +353,7 @@ class Agent(nn.Module):
         """What the environment gets for `action`. Log-probabilities are those of `action`."""
         if self.discrete:
             return action
-        return np.clip(self.action_middle + self.action_unit * action, self.low, self.high)
+        return np.clip(self.action_middle + self.half_range * action, self.low, self.high)
 
     @property
     def device(self):
@@ -522,7 +551,8 @@ class RMSpropTF(torch.optim.Optimizer):
 
 @torch.no_grad()
 def make_batch(agent, buffer, args, running_returns):
-    """The rollout as tensors with a common first axis, and the running returns to go on from.
+    """The rollout as tensors with the first axis (steps * envs,), step by step, and the running
+    returns to go on from.
 
     Values and log-probabilities are computed here, in one pass and by the weights that acted.
     """
@@ -544,7 +574,7 @@ def make_batch(agent, buffer, args, running_returns):
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
     # one pass for every value that batch["values"] lacks: behind each episode's end, by step, then
-    # env, and behind the last step
+    # env, and behind the last step; gae leaves out those behind the end of a task
     bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
     bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
     final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
@@ -632,6 +662,8 @@ def train(args: Args, run: "Run"):
         optimizer = rmsprop([vector], lr=args.learning_rate, alpha=0.99, eps=1e-5)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
+    # no checkpoint has to keep these: all episodes end there, which makes the returns (for
+    # norm_reward) 0, and losses are written there
     running_returns, losses = np.zeros(args.num_envs), []
     schedule_steps = args.anneal_steps or args.total_timesteps
     final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate

@@ -14,7 +14,10 @@ Expect    in half a minute on one CPU core, the default settings: a greedy retur
 Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
 - every stored step can be sampled, the newest ones with as many steps of return as there are;
-- Adam, and a gradient whose norm is clipped, with one atom and with many.
+- Adam, its learning rate falling to 0, and a gradient whose norm is clipped, with any atoms; of a
+  dueling network the gradient that enters the trunk is not scaled down;
+- by default returns of five steps, whatever the policy would do by now (--n-step 1 is the paper's);
+- by default a target network that follows a little each time (--tau 1 copies it, as the papers do).
 """
 
 import argparse
@@ -105,7 +108,7 @@ class Args:
     v_max: float = 10.0
     """Return at the last atom."""
     n_step: int = 5
-    """Rewards summed before the target network is asked."""
+    """Rewards summed before the target network is asked; the paper has 1."""
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, with one atom; with more it is the cross-entropy."""
     max_grad_norm: float = 10.0
@@ -233,7 +236,7 @@ class QNetwork(nn.Module):
     def q_values(self, logits):  # (batch, actions, atoms) -> (batch, actions)
         if self.n_atoms == 1:
             return logits.squeeze(2)
-        logits = torch.as_tensor(logits, device=self.support.device)
+        logits = torch.as_tensor(logits, device=self.support.device)  # an array in act, see feed
         return torch.softmax(logits, dim=2) @ self.support
 
     @torch.no_grad()
@@ -284,6 +287,7 @@ def clip_gradient(vector, max_norm: float):
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)
 
 
+# what a checkpoint keeps
 REPLAY_ARRAYS = ("frames", "blank", "actions", "rewards", "terminated", "truncated")
 
 
@@ -451,10 +455,13 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
 
 
 def q_loss(q_network, target_q_network, batch, args):
-    """The TD loss of a batch, a scalar, and the logits of the actions taken, (batch, 1, atoms)."""
+    """The TD loss of a batch, a scalar, and the logits of the actions taken, (batch, 1, atoms).
+
+    batch: what ReplayBuffer.sample gives, as tensors.
+    """
     rows = torch.arange(len(batch["actions"]), device=q_network.device)
-    with torch.no_grad():
-        next_logits = target_q_network(batch["next_obs"])
+    with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
+        next_logits = target_q_network(batch["next_obs"])  # (batch, actions, atoms)
         # double: eq. 4 of arXiv 1509.06461
         chooser = q_network(batch["next_obs"]) if args.double else next_logits
         next_actions = q_network.q_values(chooser).argmax(dim=1)
@@ -469,15 +476,15 @@ def q_loss(q_network, target_q_network, batch, args):
             )
 
     chosen = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
-    if args.n_atoms > 1:
-        assert chosen.shape == target.shape, (chosen.shape, target.shape)
-        loss = -(target * torch.log_softmax(chosen, dim=1)).sum(dim=1).mean()
-    else:
+    if args.n_atoms == 1:
         q_values = chosen.squeeze(1)
         assert q_values.shape == target.shape, (q_values.shape, target.shape)
         loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
         loss = loss_function(q_values, target)
-    return loss, chosen.detach()[:, None]
+    else:
+        assert chosen.shape == target.shape, (chosen.shape, target.shape)
+        loss = -(target * torch.log_softmax(chosen, dim=1)).sum(dim=1).mean()
+    return loss, chosen.detach()[:, None]  # one action, in the shape that q_values takes
 
 
 def update(q_network, target_q_network, optimizer, batch, args):

@@ -5,11 +5,12 @@ Papers    PPO arXiv 1707.06347; GAE arXiv 1506.02438; which details matter: arXi
 Run       python algos/ppo.py                                         CartPole-v1
           python algos/ppo.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
 
-Expect    on two CPU cores, the default settings: a greedy return of 500 on CartPole-v1 on nine
+Expect    on one CPU core, the default settings: a greedy return of 500 on CartPole-v1 on nine
           seeds of ten (benchmarks/results/), in about ten seconds, imports included.
 
 Deliberate differences from the papers, all of them common practice but the last:
 - advantages are normalised in each minibatch; the gradient's norm is clipped; Adam with eps 1e-5;
+- the value loss is half the mean squared error: the paper's coefficient of 1 is vf_coef 2 here;
 - weights start orthogonal, the policy's last layer a hundred times smaller than the others;
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
@@ -96,11 +97,14 @@ class Args:
     max_grad_norm: float = 0.5
     """Longest gradient, over all parameters together."""
     target_kl: float | None = None
-    """Ends an update's epochs once the mean KL of a whole epoch exceeds it [nats]; None: never."""
+    """Ends an update's epochs once the mean KL of a whole epoch, of each minibatch before its own
+    step, exceeds it [nats]; None: never."""
     norm_obs: bool = False
-    """Normalises observations by the running mean and variance of those acted on."""
+    """Normalises observations by the running mean and variance of those acted on in earlier
+    rollouts; the first one sees them as they are."""
     norm_reward: bool = False
-    """Divides rewards by the running standard deviation of the discounted return."""
+    """Divides rewards by the running standard deviation of the discounted return, so that what the
+    critic learns has about the same size in every task."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
     network: Literal["nature", "rllib"] = "nature"
@@ -238,6 +242,25 @@ def convolutional_head(num_features: int, num_outputs: int, gain: float):
     return nn.Sequential(nn.Unflatten(1, (num_features, 1, 1)), convolution, nn.Flatten())
 
 
+def in_numpy(module, x):
+    """module(x) for an array, computed by NumPy on the memory of torch's weights.
+
+    For the few observations that are acted on it takes a third of torch's time, which makes PPO a
+    sixth faster on HalfCheetah-v5 and a fifth faster on CartPole-v1.
+    """
+    if isinstance(module, nn.Sequential):
+        for layer in module:
+            x = in_numpy(layer, x)
+        return x
+    if isinstance(module, nn.Linear):  # numpy() shares the memory; force copies it from a GPU
+        return x @ module.weight.numpy(force=True).T + module.bias.numpy(force=True)
+    if isinstance(module, nn.Tanh):
+        return np.tanh(x)
+    if isinstance(module, nn.ReLU):
+        return np.maximum(x, 0)
+    return module(torch.as_tensor(x)).numpy()
+
+
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
@@ -279,7 +302,7 @@ class Agent(nn.Module):
             self.trunk = trunk()
             self.actor, self.critic = actor_head(), critic_head()
         else:
-            self.trunk = nn.Identity()
+            self.trunk = nn.Sequential()
             self.actor = nn.Sequential(*trunk(), actor_head())
             self.critic = nn.Sequential(*trunk(), critic_head())
         if not self.discrete:
@@ -289,7 +312,7 @@ class Agent(nn.Module):
             with np.errstate(all="ignore"):  # infinite bounds
                 bounded = np.isfinite(high - low)
                 self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
-                self.action_unit = np.where(bounded, (high - low) / 2, np.float32(1))
+                self.half_range = np.where(bounded, (high - low) / 2, np.float32(1))
             # not read here: weights.npz shall say by itself what its actions mean
             self.register_buffer("action_low", torch.tensor(low))
             self.register_buffer("action_high", torch.tensor(high))
@@ -302,11 +325,15 @@ class Agent(nn.Module):
             obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
             with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
                 return self.trunk(obs).float()
+        return self.trunk(self.normalised(obs.float()))
+
+    def normalised(self, obs):  # vectors, (batch, obs_dim), as a tensor or as an array
         if self.obs_moments is None:
-            obs = obs.float()
-        else:
-            obs = ((obs - self.obs_moments.mean) / self.obs_moments.std()).clamp(-10, 10)
-        return self.trunk(obs)
+            return obs
+        mean, std = self.obs_moments.mean, self.obs_moments.std()
+        if not torch.is_tensor(obs):
+            mean, std = mean.numpy(force=True), std.numpy(force=True)
+        return ((obs - mean) / std).clip(-10, 10)
 
     def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
         return self.actor(self.features(obs))
@@ -326,7 +353,10 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs, rng, greedy=False):
         """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
-        policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if self.sees_images:
+            policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        else:
+            policy = in_numpy(self.actor, in_numpy(self.trunk, self.normalised(obs)))
         if greedy:
             return policy.argmax(axis=1) if self.discrete else policy
         if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
@@ -338,7 +368,7 @@ class Agent(nn.Module):
         """What the environment gets for `action`. Log-probabilities are those of `action`."""
         if self.discrete:
             return action
-        return np.clip(self.action_middle + self.action_unit * action, self.low, self.high)
+        return np.clip(self.action_middle + self.half_range * action, self.low, self.high)
 
     @property
     def device(self):
@@ -527,7 +557,8 @@ def approx_kl(log_ratio):
 
 @torch.no_grad()
 def make_batch(agent, buffer, args, running_returns):
-    """The rollout as tensors with a common first axis, and the running returns to go on from.
+    """The rollout as tensors with the first axis (steps * envs,), step by step, and the running
+    returns to go on from.
 
     Values and log-probabilities are computed here, in one pass and by the weights that acted.
     """
@@ -549,7 +580,7 @@ def make_batch(agent, buffer, args, running_returns):
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
     # one pass for every value that batch["values"] lacks: behind each episode's end, by step, then
-    # env, and behind the last step
+    # env, and behind the last step; gae leaves out those behind the end of a task
     bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
     bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
     final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
@@ -665,6 +696,7 @@ def train(args: Args, run: "Run"):
     optimizer = torch.optim.Adam([flatten(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
+    # for norm_reward; 0 at every checkpoint, where all episodes end, so that none has to keep it
     running_returns = np.zeros(args.num_envs)
     schedule_steps = args.anneal_steps or args.total_timesteps
     final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate

@@ -194,6 +194,7 @@ def flatten(module):
     return vector
 
 
+# what a sample has, and a checkpoint keeps
 REPLAY_ARRAYS = ("obs", "actions", "rewards", "next_obs", "terminated")
 
 
@@ -274,7 +275,7 @@ def bootstrapped_target(rewards, terminated, next_q_values, gamma):
 
 def q_losses(agent, target, batch, noise, args):
     """Mean squared TD error of each critic, and the first one's mean Q; all scalars."""
-    with torch.no_grad():
+    with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
         next_obs = batch["next_obs"]
         next_actions = smoothed(target.actor(next_obs), noise, args.noise_clip)
         next_q_values = [critic(next_obs, next_actions) for critic in target.critics]

@@ -10,6 +10,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 STEPS, ENVS, BATCH, ACTIONS, OBS = 13, 5, 7, 3, 2
@@ -178,6 +179,43 @@ def test_policy_samples_follow_the_softmax():
     )
     assert chi_square < 13.8  # the 0.999 quantile at two degrees of freedom
     assert (agent.act(obs, None, greedy=True) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_actions": ACTIONS},
+        {"num_actions": ACTIONS, "norm_obs": True, "activation": "relu"},
+        {"num_actions": ACTIONS, "share_trunk": "yes", "hidden_size": 11},
+        {"action_low": -np.ones(ACTIONS), "action_high": np.ones(ACTIONS), "norm_obs": True},
+    ],
+)
+def test_acting_in_numpy_is_the_policy(settings):
+    torch.manual_seed(0)
+    agent, rng = ppo.Agent((OBS,), **settings), np.random.default_rng(0)
+    if agent.obs_moments is not None:
+        agent.obs_moments.update(rng.normal(3, 2, (19, OBS)))
+    obs = rng.normal(3, 5, (BATCH, OBS)).astype(np.float32)
+    for _ in range(2):
+        with torch.no_grad():
+            expected = agent.policy(torch.tensor(obs)).numpy()
+            policy = ppo.in_numpy(agent.actor, ppo.in_numpy(agent.trunk, agent.normalised(obs)))
+        assert policy.dtype == np.float32 and policy.shape == (BATCH, ACTIONS)
+        np.testing.assert_allclose(policy, expected, rtol=1e-4, atol=1e-5)
+        greedy = agent.act(obs, rng, greedy=True)
+        np.testing.assert_array_equal(greedy, policy.argmax(axis=1) if agent.discrete else policy)
+        with torch.no_grad():  # an optimizer's step must reach it
+            for parameter in agent.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def test_layers_that_numpy_has_not_go_through_torch():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(OBS, 5), nn.GELU(), nn.Sequential(nn.Linear(5, 3), nn.SiLU()))
+    obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
+    with torch.no_grad():
+        expected = layers(torch.tensor(obs)).numpy()
+        np.testing.assert_allclose(ppo.in_numpy(layers, obs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
