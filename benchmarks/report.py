@@ -150,8 +150,12 @@ def collect(runs_dir: Path, results: Path):
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
     for (env_id, table), runs in cells.items():
+        if results == RESULTS:
+            runs = [run for run in runs if is_of_table(table, run)]
+        if not runs:
+            continue
         runs = runs + earlier_seeds(runs, cell_path(env_id, table, results))
-        if results != RESULTS or belongs_here(table, runs):
+        if results != RESULTS or is_no_less(table, runs):
             write_cell(table, sorted(runs, key=lambda run: run["seed"]), results)
 
 
@@ -188,22 +192,34 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
     ]
 
 
-def belongs_here(table: str, runs: list[dict]) -> bool:
-    """Whether runs are a cell for benchmarks/results/, and no fewer than what is there."""
-    args, words = runs[0]["args"], shlex.split(runs[0]["command"])
+# flags of a campaign that make no other setting of a table
+FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir"}
+FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
+
+
+def is_of_table(table: str, run: dict) -> bool:
+    """Whether a run has the settings that a table of benchmarks/ has now, and no others."""
+    args, words = run["args"], shlex.split(run["command"])
     config = next((word for word in words if word.endswith(f".toml:{table}")), table)
     path, tables = ROOT / config.rpartition(":")[0], {}
     if re.fullmatch(r"benchmarks/[^/]+", config) and path.exists():
         tables = tomllib.loads(path.read_text("utf-8"))
-    if table not in tables:
-        print(f"{config} is no table of benchmarks/, left out: --out DIR shows it")
-        return False
-    here = tables[table].items()
-    other = [name for name, value in here if name != "env_id" and args.get(name) != value]
-    if other:
+    here, reason = tables.get(table, {}), ""
+    other = {name for name, value in here.items() if args.get(name) != value}
+    typed = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    other |= {name.removeprefix("no_") for name in typed} - here.keys()
+    if not here:
+        reason = f"{config} is no table of benchmarks/"
+    elif other := sorted(other - FREE_FLAGS):
         text = ", ".join(f"{name}={args.get(name)}" for name in other)
-        print(f"{table} with {text} is not as in {config}, left out: --out DIR shows it")
-        return False
+        reason = f"{table} with {text} is not as in {config}"
+    if reason:
+        print(f"{reason}, left out, --out DIR shows it: {run['folder']}")
+    return not reason
+
+
+def is_no_less(table: str, runs: list[dict]) -> bool:
+    """Whether runs are no fewer than those of their cell in benchmarks/results/."""
     path = cell_path(runs[0]["env_id"], table, RESULTS).with_suffix(".json")
     before = len(json.loads(path.read_text())["runs"]) if path.exists() else 0
     if len(runs) < before:
@@ -301,7 +317,7 @@ class Cell:
 
 
 def read_cells(results: Path) -> list[Cell]:
-    return [read_cell(path) for path in sorted(results.glob("*.json"))]
+    return [read_cell(path) for path in sorted(results.glob("*.json"), key=lambda path: path.stem)]
 
 
 def read_cell(path: Path) -> Cell:
@@ -465,7 +481,11 @@ def markdown(header: str, rows: list[list]) -> str:
 
 
 def nearest(cell: Cell, published: list[Published]) -> Published | None:
-    """The greedy return whose number of steps is the nearest to ours; of several, of most seeds."""
+    """The greedy return whose number of steps is the nearest to ours.
+
+    Of several the one of most seeds, and of those the first in published.csv, which lists the
+    settings that are most like ours first.
+    """
     greedy = [row for row in published if row.is_for(cell) and row.protocol == "greedy"]
     steps = cell.about["steps"]
     return min(greedy, key=lambda row: (abs(row.steps - steps), -row.seeds), default=None)
@@ -478,7 +498,7 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
         greedy, steps = cell.values("greedy"), cell.about["steps"]
         beside = "none"
         if row := nearest(cell, published):
-            source = f"{row.source}{other_env(cell, row)}"
+            source = f"{row.source}{other_env(cell, row)}{row.note and ', '}{row.note}"
             beside = f"{number(row.mean)} ({source}): {verdict_on(cell, row)}"
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         rows.append(
@@ -535,7 +555,7 @@ def published_table(cells: list[Cell], published: list[Published]) -> str:
 def improvement_table(cells: list[Cell]) -> str:
     rows = []
     for a, b in itertools.combinations(cells, 2):
-        if a.env_id == b.env_id:
+        if a.env_id == b.env_id and min(len(a.seeds), len(b.seeds)) >= MIN_SEEDS:
             x, y = a.values("greedy"), b.values("greedy")
             bounds = interval(improvement, x, y)
             text = f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""
@@ -686,8 +706,9 @@ def read_any_run(folder: Path) -> AnyRun:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
-        args = dict(line.strip("|").split("|", 1) for line in lines)
+        args = dict(line[1:-1].split("|", 1) for line in lines)
         algo = args.get("exp_name", folder.name)
+        scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
     args = {name: str(value) for name, value in args.items()}
     try:
         points = training_episodes(scalars, one_a_point=not ours)

@@ -400,6 +400,11 @@ def stop(signal_number, _):
     raise KeyboardInterrupt(signal_number)
 
 
+def usable_cores() -> int:
+    """As many as this process may run on, where the system says so: taskset and Slurm set it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def main():
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
@@ -412,7 +417,7 @@ def main():
             for job in jobs:
                 print("python", shlex.join(job.words()))
             return
-        cores = connect(options.ray) if options.ray else os.cpu_count()
+        cores = connect(options.ray) if options.ray else usable_cores()
         parallel = options.jobs or max(cores // options.torch_threads, 1)
         failures = train(jobs, parallel, RayRun if options.ray else LocalRun)
     except UserError as error:

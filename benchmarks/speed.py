@@ -69,13 +69,16 @@ NATURE_CNN = 18.7  # MFLOP of a forward pass for one image of 84 x 84
 PPO_CARTPOLE = dict(
     n_steps=128, batch_size=128, n_epochs=4, learning_rate=2.5e-4, ent_coef=0.01, clip_range=0.2
 )
+EXPLORATION_FRACTION = 0.02  # ours is 0.2, and peers.py asks for a training ten times as long
 DQN_CARTPOLE = dict(
     buffer_size=10_000, learning_starts=1_000, batch_size=128, train_freq=10, gradient_steps=1,
     target_update_interval=500, learning_rate=2.5e-4, policy_kwargs={"net_arch": [120, 84]},
+    exploration_fraction=EXPLORATION_FRACTION, exploration_final_eps=0.04,
 )  # fmt: skip
 DQN_BREAKOUT = dict(
     buffer_size=20_000, learning_starts=1_000, batch_size=32, train_freq=4, gradient_steps=1,
     target_update_interval=1_000, learning_rate=1e-4,
+    exploration_fraction=EXPLORATION_FRACTION, exploration_final_eps=0.04,
 )  # fmt: skip
 TD3_CHEETAH = dict(
     learning_starts=1_000, batch_size=256, train_freq=1, gradient_steps=1, learning_rate=3e-4,
@@ -137,7 +140,8 @@ CELLS = {
         (1 + 1 + 3 * 10) * 2 * mlp_mflop(17, 64, 64, 6),
     ),
     "td3-halfcheetah": Cell(
-        "td3 --learning-starts 1000", "HalfCheetah-v5", 1_500, 4_500,
+        # 999, so that the first update is at a point of the curves, by which it is timed
+        "td3 --learning-starts 999", "HalfCheetah-v5", 1_500, 4_500,
         {"sb3": ("TD3", TD3_CHEETAH), "sbx": ("TD3", TD3_CHEETAH)}, 1.2,
         # a critics' update: both forward, backward and in the target; every second, the actor's
         256 * (2 * 4 * mlp_mflop(23, 256, 256, 1) + mlp_mflop(17, 256, 256, 6)
@@ -223,19 +227,22 @@ def events(path: Path):
     return EventFileLoader(str(path)).Load()
 
 
-def run_peer(cell: Cell, library: str, folder: str) -> dict:
-    algo, settings = cell.peers[library]
+def peer_command(task, library: str, **more) -> list:
+    """task: a Cell or a Solve; more: what else the main of peers.py takes."""
+    algo, settings = task.peers[library]
     arguments = {
         "library": LIBRARIES[library],
         "algo": algo,
-        "env_id": cell.env_id,
+        "env_id": task.env_id,
         "settings": settings,
-        "num_envs": cell.num_envs,
-        "threads": cell.threads,
-        "first": cell.first,
-        "last": cell.last,
+        "num_envs": task.num_envs,
+        **more,
     }
-    command = [PEERS, ROOT / "benchmarks" / "peers.py", json.dumps(arguments)]
+    return [str(PEERS), str(ROOT / "benchmarks" / "peers.py"), json.dumps(arguments)]
+
+
+def run_peer(cell: Cell, library: str, folder: str) -> dict:
+    command = peer_command(cell, library, threads=cell.threads, first=cell.first, last=cell.last)
     process = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if process.returncode:
         sys.exit(f"{library} failed: {process.stderr.strip().splitlines()[-1]}")
@@ -267,13 +274,8 @@ def solve(task: Solve, library: str, seed: int, folder: str) -> dict:
         flags += ["--seed", seed, "--torch-threads", 1, "--runs-dir", folder]
         command = [sys.executable, "-c", UNTIL_SOLVED, script, task.threshold, *flags]
     else:
-        algo, settings = task.peers[library]
-        arguments = {
-            "library": LIBRARIES[library], "algo": algo, "env_id": task.env_id,
-            "settings": settings, "num_envs": task.num_envs, "threads": 1, "first": 0,
-            "last": 100_000, "seed": seed, "threshold": task.threshold,
-        }  # fmt: skip
-        command = [PEERS, ROOT / "benchmarks" / "peers.py", json.dumps(arguments)]
+        more = {"first": 0, "last": 100_000, "seed": seed, "threshold": task.threshold}
+        command = peer_command(task, library, threads=1, **more)
     started = time.perf_counter()
     output = subprocess.run(
         [str(w) for w in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
@@ -455,7 +457,9 @@ def main():
         parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
-    if args.cells != ["profile"] and not PEERS.exists():
+    tasks = {**CELLS, **SOLVES}
+    has_peers = any(tasks[name].peers for name in args.cells or names if name in tasks)
+    if has_peers and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
     for name in args.cells or names:
         with tempfile.TemporaryDirectory() as folder:
