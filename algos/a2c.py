@@ -773,7 +773,7 @@ CLEANRL_FLAGS = {
     "--exp-name": "the script's name is the algorithm's",
     "--save-model": "the weights are always saved, as weights.npz",
     "--num-iterations": "use --total-timesteps",
-    "--minibatch-size": "use --num-minibatches",
+    "--minibatch-size": "use --num-minibatches, in dqn and td3 --batch-size",
     "--batch-size": "a batch is a rollout, --num-envs times --num-steps",
 } | dict.fromkeys(
     ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
@@ -812,19 +812,19 @@ def parse_args(argv: list[str]) -> RunArgs:
     if known.config is not None:  # an empty one is refused below, not taken for none
         argv = config_flags(known.config) + argv  # the last of a repeated flag counts
     elif (folder := known.evaluate if known.resume is None else known.resume) is not None:
-        saved = load_args(Path(folder))
+        saved = load_args(folder)
     args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
     if args.resume:
-        for name in (f.name for f in fields(args) if f.name not in NOT_OF_A_RUN):
-            if name == "total_timesteps" and not saved.budget_is_fixed:
+        for name, value in settings_of(saved).items():
+            if getattr(args, name) == value:
                 continue
-            if getattr(args, name) != getattr(saved, name):
-                kept = f"a resumed run keeps its {name}={getattr(saved, name)}"
-                if name == "total_timesteps":
-                    raise UserError(f"{kept}: a schedule ends with it")
+            kept = f"a resumed run keeps its {name}={value}"
+            if name != "total_timesteps":
                 raise UserError(f"{kept}: only total_timesteps can be another")
-        if args.total_timesteps < saved.total_timesteps:
-            raise UserError(f"total_timesteps can grow from {saved.total_timesteps}, not shrink")
+            if saved.budget_is_fixed:
+                raise UserError(f"{kept}: a schedule ends with it")
+            if args.total_timesteps < value:
+                raise UserError(f"total_timesteps can grow from {value}, not shrink")
     return args
 
 
@@ -853,10 +853,11 @@ def config_flags(config: str) -> list[str]:
     return flags
 
 
-def load_args(folder: Path) -> RunArgs:
+def load_args(folder: str) -> RunArgs:
     """The arguments of a saved run."""
     try:
-        saved = json.loads((folder / "args.json").read_text())
+        # as text, since Path("") is the present folder, which may be one
+        saved = json.loads(Path(f"{folder}/args.json").read_text())
         if saved["algo"] != ALGO:
             raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
         values = saved["args"].items()
@@ -909,7 +910,7 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
 
 
 def make_env(env_id: str, **keywords):
-    """One environment whose observations are vectors or channel-first images of uint8."""
+    """One environment whose observations are float32 vectors or channel-first images of uint8."""
     env = gym.make(env_id, **keywords)
     space = env.observation_space
     if space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
@@ -928,6 +929,9 @@ def make_env(env_id: str, **keywords):
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box):
         raise UserError(f"environment {env_id!r}: its observations have no fixed size: {space}")
+    if space.dtype not in (np.uint8, np.float32):
+        space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+        env = gym.wrappers.TransformObservation(env, np.float32, space)
     if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
         start, n = env.action_space.start, env.action_space.n
         env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
@@ -1023,11 +1027,6 @@ def quiet_mujoco():
     )
 
 
-def as_obs(obs):
-    """Observations as the agent takes them: float32, or uint8 as they are."""
-    return obs if obs.dtype == np.uint8 else obs.astype(np.float32, copy=False)
-
-
 def env_seeds(num_envs: int, *entropy: int) -> list[int]:
     """Independent seeds for environments; 31 bits, the most that all environments take."""
     return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
@@ -1040,17 +1039,19 @@ def what_and_where(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}{where}"
 
 
-def environment_failed(env_id: str, when: str, error: Exception) -> RunFailed:
-    """The environment's own error in a line: which, when, what and where."""
+def environment_failed(env_id: str, when: str, error: Exception, actions=()) -> RunFailed:
+    """The environment's own error in a line: which, when, what and where; or whose else it is."""
+    if not np.isfinite(actions).all():
+        return RunFailed(f"the agent's actions are not finite {when}")
     return RunFailed(f"{env_id} failed {when}: {what_and_where(error)}")
 
 
 @contextlib.contextmanager
-def failures_named(env_id: str, when: str):
+def failures_named(env_id: str, when: str, actions=()):
     try:
         yield
     except Exception as error:
-        raise environment_failed(env_id, when, error) from error
+        raise environment_failed(env_id, when, error, actions) from error
 
 
 def require_finite(what: str, x):
@@ -1084,15 +1085,15 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     with failures_named(args.env_id, when):
         envs = make_envs(args, args.eval_episodes, training=False)
         obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
-        require_finite("first observation", as_obs(obs))
+        require_finite("first observation", obs)
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, as_obs(obs), rng, args)
+        actions = evaluation_action(agent, obs, rng, args)
         actions = actions.reshape(envs.action_space.shape)
-        with failures_named(args.env_id, when):
+        with failures_named(args.env_id, when, actions):
             obs, rewards, terminated, truncated, _ = envs.step(actions)
-            require_finite("observation", as_obs(obs))
+            require_finite("observation", obs)
             require_finite("reward", rewards)
         returns += rewards * running
         running &= ~(terminated | truncated)
@@ -1131,7 +1132,7 @@ def film(agent, args: RunArgs, path: Path):
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
-                actions = evaluation_action(agent, as_obs(obs), rng, args)
+                actions = evaluation_action(agent, obs, rng, args)
                 actions = actions.reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if twin:
@@ -1272,7 +1273,7 @@ class Run:
         purge_step = self.step_count + 1 if self.checkpoint else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not self.checkpoint:
-            self.write_header(agent)
+            self.write_header(agent, about["command"])
             self.save()
         where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
         print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}", flush=True)
@@ -1288,7 +1289,6 @@ class Run:
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
         with failures_named(self.args.env_id, f"after step {self.step_count}"):
             obs, _ = self.envs.reset(seed=seeds)
-            obs = as_obs(obs)
             require_finite("first observation", obs)
         return obs
 
@@ -1302,7 +1302,7 @@ class Run:
         actions = actions.reshape(self.envs.action_space.shape)
         try:
             next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
-            next_obs = successors = as_obs(next_obs)
+            successors = next_obs
             require_finite("observation", next_obs)
             require_finite("reward", rewards)
             ended = info.get("_final_obs")  # of Atari's lives only the last one
@@ -1311,9 +1311,7 @@ class Run:
                 successors = true_successors(next_obs, ended, info["final_obs"])
         except Exception as error:
             when = f"after step {self.step_count}"
-            if not np.isfinite(actions).all():
-                raise RunFailed(f"the agent's actions are not finite {when}") from error
-            raise environment_failed(self.args.env_id, when, error) from error
+            raise environment_failed(self.args.env_id, when, error, actions) from error
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
         self.episode_lengths += 1
@@ -1404,9 +1402,9 @@ class Run:
         if args.capture_video:
             film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
         self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
-        return returns
+        return returns.tolist()
 
-    def write_header(self, agent):
+    def write_header(self, agent, command: str):
         """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
         from torch.utils.tensorboard.summary import hparams
 
@@ -1415,13 +1413,12 @@ class Run:
         # the run's own values alone: told of an experiment's columns, TensorBoard shows no others,
         # and so of other algorithms only what they have in common with the first
         self.writer.file_writer.add_summary(hparams({"algo": ALGO, **values}, {})[1])
-        rows = [
-            f"| {name} | {tuple(p.shape)} | {p.numel():,} |" for name, p in agent.named_parameters()
-        ]
+        rows = ["| parameter | shape | count |", "|---|---|---|"]
+        for name, p in agent.named_parameters():
+            rows.append(f"| {name} | {tuple(p.shape)} | {p.numel():,} |")
         rows.append(f"| all | | {sum(p.numel() for p in agent.parameters()):,} |")
-        table = "\n".join(["| parameter | shape | count |", "|---|---|---|", *rows])
-        self.writer.add_text("parameters", table)
-        self.writer.add_text("command", command_line())
+        self.writer.add_text("parameters", "\n".join(rows))
+        self.writer.add_text("command", command)
 
     def save(self):
         """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
@@ -1431,6 +1428,7 @@ class Run:
             "step": self.step_count,
             "seconds": self.seconds(),
             "event_files": self.sync_event_files(),
+            "eval_returns": self.eval_returns,
             "torch_rng": torch.get_rng_state(),
             "parts": {name: self.state_of(part) for name, part in self.parts.items()},
         }
@@ -1477,6 +1475,7 @@ class Run:
             torch.set_rng_state(self.checkpoint["torch_rng"])
             self.step_count = self.checkpoint["step"]
             self.seconds_before = self.checkpoint["seconds"]
+            self.eval_returns = self.checkpoint.get("eval_returns")
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
         except Exception as error:  # a damaged file fails in as many ways as it has bytes
@@ -1499,7 +1498,8 @@ class Run:
         self.progress.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
-        returns = self.evaluate() if self.eval_returns is None else self.eval_returns
+        # where a checkpoint at the end has been evaluated, it has the returns and their point
+        returns = np.array(self.eval_returns or self.evaluate())
         self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
         self.writer.close()
         self.sync_event_files()
@@ -1608,11 +1608,7 @@ class Progress:
 
 
 def agent_spaces(envs):
-    """The spaces as the agent meets them: observations are float32, or uint8 if they were."""
-    obs_space = envs.single_observation_space
-    if obs_space.dtype != np.uint8:
-        obs_space = gym.spaces.Box(-np.inf, np.inf, obs_space.shape, np.float32)
-    return obs_space, envs.single_action_space
+    return envs.single_observation_space, envs.single_action_space
 
 
 def choose_device(args: RunArgs, obs_space):
@@ -1662,32 +1658,21 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def command_line() -> str:
-    return shlex.join(["python", *sys.argv])
-
-
 def settings_of(args: RunArgs) -> dict:
     return {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
 
 
 def describe(args: RunArgs) -> dict:
-    """What args.json holds: every argument, the command, and the versions behind it, of the script
-    its SHA-256.
-    """
+    """What args.json holds; the version of the script itself is its SHA-256."""
     entry = env_spec(args.env_id).entry_point
     provider = getattr(entry, "__module__", str(entry)).split(".")[0].split(":")[0]
-    packages = ["torch", "numpy", "gymnasium", "mujoco", "box2d", "pybullet", provider]
     script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     versions = {"python": platform.python_version(), f"{ALGO}.py": script}
-    for name in packages:
+    for name in ("torch", "numpy", "gymnasium", "mujoco", "box2d", "pybullet", provider):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {
-        "algo": ALGO,
-        "args": settings_of(args),
-        "command": command_line(),
-        "versions": versions,
-    }
+    command = shlex.join(["python", *sys.argv])
+    return {"algo": ALGO, "args": settings_of(args), "command": command, "versions": versions}
 
 
 def new_run_folder(args: RunArgs) -> Path:

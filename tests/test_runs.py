@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import math
 import os
 import pty
 import random
@@ -228,6 +229,25 @@ def test_a_run_resumes_in_the_same_process(name, tmp_path, monkeypatch):
     assert train(resume=str(folder)) == whole
 
 
+def test_a_run_killed_after_its_last_checkpoint_logs_its_evaluation_once(name, tmp_path):
+    """At step 512 a checkpoint, an evaluation and the end meet; result.json is still to come."""
+    module = importlib.import_module(name)
+    more = dict(checkpoint_frequency=128, eval_frequency=128, eval_episodes=2)
+    args = module.RunArgs(**TINY[name], **more, runs_dir=str(tmp_path))
+    run = module.Run(args)
+    module.train(args, run)
+    run.writer.close()
+    run.lock.close()
+    (point,) = scalars(run.folder)["eval/episodic_return", 512]
+
+    again = module.Run(dataclasses.replace(args, resume=str(run.folder)))
+    module.train(again.args, again)
+    again.finish()
+    assert scalars(run.folder)["eval/episodic_return", 512] == [point]
+    result = json.loads((run.folder / "result.json").read_text())
+    assert result["eval_return_mean"] == pytest.approx(point, rel=1e-6)
+
+
 def test_what_was_logged_is_on_the_disk_before_a_run_counts_as_finished(tmp_path, monkeypatch):
     ppo, fsync, sizes = importlib.import_module("ppo"), os.fsync, {}
 
@@ -340,6 +360,16 @@ def test_actions_that_are_not_finite_are_the_agents(script, tmp_path):
     flags = "--env-id Pendulum-v1 --total-timesteps 4000 --learning-rate 1e38".split()
     result = script("a2c", *flags, ok=False)
     assert result.status == 1 and "the agent's actions are not finite after step" in result.err
+
+
+def test_actions_that_are_not_finite_are_the_agents_in_an_evaluation_too():
+    import ppo
+
+    args = ppo.RunArgs(env_id="Pendulum-v1", eval_episodes=2)
+    agent = ppo.make_agent(args, *ppo.agent_spaces(ppo.make_envs(args, 1)))
+    torch.nn.init.constant_(agent.actor[-1].bias, math.nan)
+    with pytest.raises(ppo.RunFailed, match="the agent's actions are not finite in the evaluation"):
+        ppo.evaluate(agent, args)
 
 
 def test_a_missing_tensorboard_is_named_before_files_are_written(monkeypatch, tmp_path, capsys):
@@ -566,6 +596,7 @@ BAD_INPUT = {
     "no folder for runs": ("--runs-dir bad.toml", "--runs-dir bad.toml"),
     "no name of a run": ("--resume", "--resume"),
     "an empty name of a run": ("--resume=", "is not a run folder"),
+    "an empty name of a run to evaluate": ("--evaluate=", "is not a run folder"),
     "an empty name of a config": ("--config=", "--config"),
     "an empty name of weights": ("--init-weights=", "holds no weights"),
     "a space without a policy": ("--env-id environments:ManyActions-v0", "MultiDiscrete"),
@@ -610,6 +641,17 @@ def bad_input_folder(tmp_path_factory):
     (folder / "other").mkdir()
     (folder / "other" / "args.json").write_text('{"algo": "sac", "args": {}}')
     return folder
+
+
+@pytest.mark.parametrize("flag", ["--resume=", "--evaluate="])
+def test_an_empty_name_is_not_the_run_folder_one_is_in(bad_input_folder, monkeypatch, capsys, flag):
+    import ppo
+
+    monkeypatch.chdir(bad_input_folder / "done")
+    monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
+    with pytest.raises(SystemExit) as error:
+        ppo.main()
+    assert error.value.code == 2 and "is not a run folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags, message", BAD_INPUT.values(), ids=BAD_INPUT.keys())
