@@ -777,7 +777,7 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
         if args.env_id.startswith("ALE/"):
             return make_atari(args, num_envs, training)
         make = [lambda: make_env(args.env_id, **keywords)] * num_envs
-        return VectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        return SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     except ImportError as error:
         # gymnasium's DependencyNotInstalled is one, and has its own advice
         advice = f"; pip install {error.name}" if error.name else ""
@@ -832,7 +832,7 @@ def make_env(env_id: str, **keywords):
     return env
 
 
-class VectorEnv(gym.vector.SyncVectorEnv):
+class SyncEnvs(gym.vector.SyncVectorEnv):
     """Of infos, hands on the last observations of episodes alone.
 
     Nothing reads the others; to merge them takes time, and fails where they have not the same form.
@@ -1007,21 +1007,22 @@ def film(agent, args: RunArgs, path: Path):
         envs = make_envs(args, 1, training=False, **keywords)
         seeds = env_seeds(1, args.seed, 0, 1)
         obs, _ = envs.reset(seed=seeds)
-        twin = None
+        in_colour = None
         if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
             size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
-            twin = make_atari(args, 1, training=False, **size)
-            pictures, _ = twin.reset(seed=seeds)
-        fps = 15 if twin else envs.metadata.get("render_fps", 30)  # every fourth of a game's 60
+            in_colour = make_atari(args, 1, training=False, **size)
+            pictures, _ = in_colour.reset(seed=seeds)
+        # of a game's 60 frames a second every fourth is seen
+        fps = 15 if in_colour else envs.metadata.get("render_fps", 30)
         rng = np.random.default_rng([args.seed, 1, 1])
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
-                video.append_data(pictures[0, 0] if twin else envs.envs[0].render())
+                video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
                 actions = evaluation_action(agent, obs, rng, args)
                 actions = actions.reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
-                if twin:
-                    pictures, *_ = twin.step(actions)
+                if in_colour:
+                    pictures, *_ = in_colour.step(actions)
                 if terminated[0] or truncated[0]:
                     break
         envs.close()
@@ -1421,11 +1422,11 @@ def least_entropy(action_space) -> float:
     return math.prod(action_space.shape) * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
 
 
-def symptoms(scalars: dict, worth: float, least_entropy: float) -> dict:
+def symptoms(scalars: dict, worth: float, floor: float) -> dict:
     """What looks sick at a point of the curves: sentences by name, none for a healthy run.
 
     worth [return]: of the largest mean reward so far, for ever. A true |Q| is below it on average.
-    least_entropy [nats]: of a policy that still explores.
+    floor [nats]: of a policy that still explores.
     """
     found = {}
     if "charts/episodic_return" not in scalars:
@@ -1440,7 +1441,7 @@ def symptoms(scalars: dict, worth: float, least_entropy: float) -> dict:
             " constant; --learning-rate, --vf-coef and the scale of rewards (--norm-reward) matter"
         )
     entropy = scalars.get("losses/entropy", math.inf)
-    if entropy < least_entropy:
+    if entropy < floor:
         found["policy"] = (
             f"the entropy is {entropy:.2g}: the policy explores no more, with half of the run to"
             " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
