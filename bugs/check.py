@@ -146,10 +146,10 @@ it. They are sorted by what you see: find your curve, then the line. All of it i
 
 "How to notice" says what follows from the mistake. How strongly a curve shows it depends on the
 task; some curves show nothing, which is why there are tests. Mistakes of saving and resuming show
-only in a run that is resumed (`--resume`) or loaded (`--evaluate`). Pictures show the healthy and the
-broken script on the same {seeds} seeds and flags: the mean, and shaded what lies between the lowest
-and the highest seed; `curves/` has their points. Sources like cleanrl#198 are issues and pull
-requests on GitHub.
+only in a run that is resumed (`--resume`) or loaded (`--evaluate`). Pictures show the healthy and
+the broken script on the same {seeds} seeds and flags: the mean, and shaded what lies between the
+lowest and the highest seed; `curves/` has their points. Sources like cleanrl#198 are issues and
+pull requests on GitHub.
 """
 
 
