@@ -104,7 +104,8 @@ class Args:
     share_trunk: Literal["auto", "yes", "no"] = "auto"
     """Policy and value share all but their last layers; auto: for images yes, for vectors no."""
     bf16: bool = False
-    """Images: the trunk multiplies in bfloat16, with 8 bits of precision; all else in float32."""
+    """Images: the trunk multiplies in bfloat16, with 8 bits of precision; all else in float32.
+    Slow on a CPU without instructions for it."""
     hidden_size: int = 64
     """Width of both hidden layers of a network for vectors."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -1281,6 +1282,11 @@ class Run:
         if getattr(self.args, "learning_starts", 0) >= self.args.total_timesteps:
             advice = "--learning-starts is not below --total-timesteps"
             print(f"health: the run ends before it learns: {advice}", file=sys.stderr)
+        rounds_on_cpu = getattr(self.args, "bf16", False) and self.device.type == "cpu"
+        known = torch.cpu.get_capabilities()
+        if rounds_on_cpu and not any(known.get(k) for k in ("amx_bf16", "avx512_bf16", "bf16")):
+            advice = "--no-bf16 is faster, and rounds less"
+            print(f"health: this CPU does not know bfloat16: {advice}", file=sys.stderr)
         self.first_step = self.last_step = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)

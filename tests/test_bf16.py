@@ -1,5 +1,7 @@
 """What --bf16 changes and what it does not: convolutions are rounded, all that follows is exact."""
 
+import sys
+
 import a2c
 import dqn
 import numpy as np
@@ -66,3 +68,24 @@ def test_vectors_and_trunks_of_their_own_are_refused(script, flags):
     args = script.parse_args(["--bf16", *flags.split()])
     with pytest.raises(script.UserError, match="bf16 is for images"):
         script.make_agent(args, obs_space, action_space)
+
+
+@pytest.mark.parametrize(
+    "flags, capabilities, slow",
+    [
+        ("--bf16", {"avx2": True, "avx512_f": True, "amx_bf16": False}, True),
+        ("--bf16", {"avx512_bf16": True}, False),
+        ("--bf16", {"bf16": True}, False),  # as ARM's is called
+        ("--no-bf16", {}, False),
+    ],
+)
+def test_a_cpu_without_bfloat16_is_said_to_be_slow(
+    flags, capabilities, slow, tmp_path, monkeypatch, capsys
+):
+    tiny = "--env-id environments:Colour-v0 --total-timesteps 20 --num-envs 1 --num-steps 10"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["a2c.py", *tiny.split(), *flags.split()])
+    monkeypatch.setattr(a2c.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    a2c.main()
+    assert ("health: this CPU does not know bfloat16" in capsys.readouterr().err) == slow
