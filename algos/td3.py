@@ -61,10 +61,7 @@ class Args:
     total_timesteps: int = 1_000_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
-    """Environments stepped side by side."""
-    train_frequency: int = 1
-    """Steps of all environments together, rounded up to num_envs, after which come as many updates.
-    In the paper's own runs the updates came after whole episodes: 1000 on HalfCheetah."""
+    """Environments stepped side by side. After each such step come as many updates."""
     learning_rate: float = 3e-4
     """Adam's step size, for the actor and for the critics."""
     buffer_size: int = 1_000_000
@@ -92,12 +89,12 @@ class Args:
     hidden_sizes: tuple[int, int] = (256, 256)
     """Widths of the two hidden layers of each network."""
     checkpoint_frequency: int = 50_000
-    """Steps between checkpoints, rounded up to train_frequency. Each ends all running episodes: the
-    state of an environment cannot be saved."""
+    """Steps between checkpoints. Each ends all running episodes: the state of an environment
+    cannot be saved."""
 
     def __post_init__(self):
-        at_least_1 = "total_timesteps num_envs train_frequency buffer_size batch_size"
-        require_range(self, at_least_1 + " policy_frequency checkpoint_frequency", low=1)
+        at_least_1 = "total_timesteps num_envs buffer_size batch_size policy_frequency"
+        require_range(self, at_least_1 + " checkpoint_frequency", low=1)
         at_least_0 = "seed learning_rate learning_starts exploration_noise policy_noise noise_clip"
         require_range(self, at_least_0, low=0)
         require_range(self, "gamma tau", low=0, high=1)
@@ -109,7 +106,7 @@ class Args:
 
     @property
     def iteration_steps(self) -> int:  # for the plumbing: steps between calls of run.end_iteration
-        return math.ceil(self.train_frequency / self.num_envs) * self.num_envs
+        return self.num_envs
 
     @property
     def budget_is_fixed(self) -> bool:  # a schedule ends with the budget: there is none
@@ -361,26 +358,25 @@ def train(args: Args, run: "Run"):
     if step == 0:  # only now, since run.start may have loaded other weights
         target.load_state_dict(agent.state_dict())
     while step < args.total_timesteps:
-        before, end = step, min(step + args.train_frequency, args.total_timesteps)
-        while step < end:
-            if step < args.learning_starts:
-                actions = rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
-            else:
-                actions = agent.act(obs, rng, args.exploration_noise)
-            # next_obs is acted on next: after an episode's end, the new one's first. successors are
-            # what the actions led to: after an episode's end, its true last observation
-            next_obs, rewards, terminated, _, successors = run.step(agent.to_env(actions))
-            buffer.add(obs, actions, rewards, successors, terminated)
-            obs, step = next_obs, step + args.num_envs
+        if step < args.learning_starts:
+            actions = rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
+        else:
+            actions = agent.act(obs, rng, args.exploration_noise)
+        # next_obs is acted on next: after an episode's end, the new one's first. successors are
+        # what the actions led to: after an episode's end, its true last observation
+        next_obs, rewards, terminated, _, successors = run.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, successors, terminated)
+        obs = next_obs
 
-        for update_step in range(before + 1, step + 1):  # one update for each step
-            if update_step > args.learning_starts:
+        for _ in range(args.num_envs):
+            step += 1
+            if step > args.learning_starts:
                 batch = buffer.sample(args.batch_size, rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
                 # for the target's actions; those above have exploration_noise on them
                 noise = rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
                 noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
-                learn_policy = update_step % args.policy_frequency == 0
+                learn_policy = step % args.policy_frequency == 0
                 scalars = update(agent, target, optimizers, batch, noise, args, learn_policy)
                 for name, value in scalars.items():
                     history.setdefault(name, deque(maxlen=2_000)).append(value)

@@ -335,19 +335,6 @@ def test_there_is_one_update_to_a_step_and_every_other_moves_the_policy(
     assert len(calls) == 30 and calls == [step % 3 == 0 for step in range(201, 231)]
 
 
-def test_updates_come_in_blocks_of_as_many_as_there_were_steps(tmp_path, monkeypatch):
-    calls, update, step = [], td3.update, td3.Run.step
-    monkeypatch.setattr(td3, "update", lambda *a: (calls.append(a[-1]), update(*a))[1])
-    monkeypatch.setattr(td3.Run, "step", lambda *a: (calls.append("step"), step(*a))[1])
-    settings = dict(SMALL, total_timesteps=60, learning_starts=20, num_envs=3, train_frequency=7)
-    train(tmp_path, env_id="environments:Target-v0", **settings)
-    expected = []
-    for before, after in ((0, 9), (9, 18), (18, 27), (27, 36), (36, 45), (45, 54), (54, 60)):
-        expected += ["step"] * ((after - before) // 3)
-        expected += [k % 2 == 0 for k in range(before + 1, after + 1) if k > 20]
-    assert calls == expected
-
-
 @pytest.mark.parametrize(
     "env_id, message",
     [
