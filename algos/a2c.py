@@ -93,7 +93,7 @@ class Args:
     """Longest gradient, over all parameters together."""
     norm_obs: bool = False
     """Normalises observations by the running mean and variance of those acted on in earlier
-    rollouts; the first one sees them as they are."""
+    rollouts, and clips them to +-10; in the first rollout it clips alone."""
     norm_reward: bool = False
     """Divides rewards by the running standard deviation of the discounted return, so that what the
     critic learns has about the same size in every task."""
@@ -744,7 +744,7 @@ class RunArgs(Args):
     save_init: str | None = None
     """Writes the weights that training starts from to this .npz file."""
     device: str = "auto"
-    """cpu, cuda, mps; auto: a GPU for images, the CPU for vectors, where it is faster."""
+    """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
     torch_threads: int = 0
     """CPU threads of torch and of Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
@@ -1282,11 +1282,11 @@ class Run:
         if getattr(self.args, "learning_starts", 0) >= self.args.total_timesteps:
             advice = "--learning-starts is not below --total-timesteps"
             print(f"health: the run ends before it learns: {advice}", file=sys.stderr)
-        rounds_on_cpu = getattr(self.args, "bf16", False) and self.device.type == "cpu"
-        known = torch.cpu.get_capabilities()
-        if rounds_on_cpu and not any(known.get(k) for k in ("amx_bf16", "avx512_bf16", "bf16")):
-            advice = "--no-bf16 is faster, and rounds less"
-            print(f"health: this CPU does not know bfloat16: {advice}", file=sys.stderr)
+        if getattr(self.args, "bf16", False) and self.device.type == "cpu":
+            known, names = torch.cpu.get_capabilities(), ("amx_bf16", "avx512_bf16", "bf16")
+            if not any(known.get(name) for name in names):
+                advice = "--no-bf16 is faster, and rounds less"
+                print(f"health: this CPU does not know bfloat16: {advice}", file=sys.stderr)
         self.first_step = self.last_step = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
