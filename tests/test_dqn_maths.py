@@ -132,7 +132,9 @@ def test_an_array_goes_through_the_same_network(dueling, n_atoms):
     with torch.no_grad():
         copied.trunk[0].weight.zero_()
         copied.trunk[0].bias.zero_()
-    assert (copied(obs) == copied(obs)[0]).all() and not (q_network(obs) == q_network(obs)[0]).all()
+    # every row alike, but for what a BLAS rounds in another order in a last, smaller block of rows
+    assert np.allclose(copied(obs), copied(obs)[0], atol=1e-5)
+    assert not np.allclose(q_network(obs), q_network(obs)[0], atol=1e-5)
 
 
 def test_the_switches_change_the_parameters():
