@@ -93,7 +93,7 @@ class Args:
     """Longest gradient, over all parameters together."""
     norm_obs: bool = False
     """Normalises observations by the running mean and variance of those acted on in earlier
-    rollouts, and clips them to +-10; in the first rollout it clips alone."""
+    rollouts, and clips them to +-10. Those of the first rollout are only clipped."""
     norm_reward: bool = False
     """Divides rewards by the running standard deviation of the discounted return, so that what the
     critic learns has about the same size in every task."""

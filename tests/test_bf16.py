@@ -75,6 +75,7 @@ def test_vectors_and_trunks_of_their_own_are_refused(script, flags):
     [
         ("--bf16", {"avx2": True, "avx512_f": True, "amx_bf16": False}, True),
         ("--bf16", {"avx512_bf16": True}, False),
+        ("--bf16", {"amx_bf16": True}, False),
         ("--bf16", {"bf16": True}, False),  # as ARM's is called
         ("--no-bf16", {}, False),
     ],
