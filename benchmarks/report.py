@@ -612,7 +612,7 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
     environments = sorted({cell.env_id for cell in cells})
     columns = min(len(environments), 2)
     rows = math.ceil(len(environments) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(8.5 * columns, 4.5 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(8.5 * columns, 5 * rows), squeeze=False)
     for axis in axes.flat[len(environments) :]:
         axis.remove()
     for env_id, axis in zip(environments, axes.flat, strict=False):
@@ -644,8 +644,10 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
             )
         axis.set(title=env_id, xlabel="steps", ylabel="return")
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
-        axis.legend(title="solid: greedy, dotted: training", fontsize=8, title_fontsize=8)
-    figure.suptitle("IQM over seeds with 95% bootstrap intervals; dashed: published, greedy")
+        # below the axes, since a legend among the curves hides some
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3, fontsize=8)
+    intervals = "IQM over seeds with 95% bootstrap intervals"
+    figure.suptitle(f"{intervals}; solid: greedy, dotted: training, dashed: published, greedy")
     save(figure, path)
 
 
