@@ -49,11 +49,11 @@ tensorboard: .venv/installed
 clean:
 	rm -rf .venv .venv-peers .pytest_cache .ruff_cache */__pycache__
 
-# torch comes first and alone: asked for by another package it would bring gigabytes of CUDA
+# torch comes first and alone, so that no other package chooses its version, and is seen to come: it is large
 .venv/installed: requirements.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/pip install "$$(grep '^torch==' requirements.txt)"
 	$(BIN)/pip install --quiet -r requirements.txt
 	touch $@
 

@@ -421,7 +421,7 @@ def verdict(ours, steps: int, row: Published) -> str:
     part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
     n = len(ours)
     if n < MIN_SEEDS:
-        return f"{'one seed' if n == 1 else 'too few seeds to tell'}{part}"
+        return f"{'one seed of ours' if n == 1 else 'too few seeds to tell'}{part}"
     mean, std = ours.mean(), ours.std(ddof=1)
     their_std = row.spread if row.spread and row.seeds > 1 else 0.0
     near = abs(mean - row.mean) <= (2 * std if row.seeds == 1 else max(std, their_std))
@@ -496,10 +496,10 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
     rows = []
     for cell in cells:
         greedy, steps = cell.values("greedy"), cell.about["steps"]
-        beside = "none"
+        beside = ["none", ""]
         if row := nearest(cell, published):
             source = f"{row.source}{other_env(cell, row)}{row.note and ', '}{row.note}"
-            beside = f"{number(row.mean)} ({source}): {verdict_on(cell, row)}"
+            beside = [f"{number(row.mean)} ({source})", verdict_on(cell, row)]
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         rows.append(
             [
@@ -510,14 +510,14 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
                 with_interval(iqm(greedy), interval(iqm, greedy)),
                 mean_and_std(greedy),
                 mean_and_std(cell.values("training")),
-                beside,
+                *beside,
                 f"{minutes:.1f}",
                 f"`{cell.about['command']}`",
             ]
         )
     header = (
         "| environment | table | steps | seeds | greedy return, IQM [95%] | mean ± std "
-        "| training return | published greedy return: ours is | minutes a run "
+        "| training return | published greedy return | ours is | minutes a run "
         "| command of one seed |"
     )
     return markdown(header, rows) if cells else "No results yet."

@@ -139,9 +139,9 @@ it. They are sorted by what you see: find your curve, then the line. All of it i
 `bugs.toml`, from which this page is written.
 
     make bugs                                       every mistake in a copy: its test must fail
-    python bugs/check.py NAME                       one of them
+    python bugs/check.py NAME                       one of them; needs requirements-dev.txt
     python bugs/run.py NAME --seeds 3               trains the healthy and the broken script
-    python bugs/run.py NAME -- --env-id Acrobot-v1  with flags of your own
+    python bugs/run.py NAME -- --learning-rate 1e-3  with flags of your own
     make bug-pictures                               the pictures below, from runs of its own
 
 "How to notice" says what follows from the mistake. How strongly a curve shows it depends on the
