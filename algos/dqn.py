@@ -52,6 +52,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 ALGO = "dqn"
@@ -139,7 +140,8 @@ class Args:
                 raise UserError(f"{name}={size} does not divide by num_envs={self.num_envs}")
         if min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes={self.hidden_sizes} must be at least 1")
-        if self.n_atoms > 1 and not -1e38 < self.v_min < self.v_max < 1e38:  # so float32 can say
+        finite = -1e38 < self.v_min < self.v_max < 1e38  # so float32 can say
+        if self.n_atoms > 1 and not (finite and np.float32(self.v_min) < np.float32(self.v_max)):
             raise UserError(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
 
     @property
@@ -159,7 +161,8 @@ def nature_convolutions(image_shape: tuple):
     """The convolutions of the Nature DQN, and how many features they give."""
     channels, height, width = image_shape
     if min(height, width) < 36:  # what the convolutions leave at least one pixel of
-        raise UserError(f"images must be 36 x 36 pixels or larger, not {height} x {width}")
+        size = f"images must be 36 x 36 pixels or larger, not {height} x {width}"
+        raise UserError(f"{size}: wrap smaller ones in gymnasium.wrappers.FlattenObservation")
     convolutions = nn.Sequential(
         nn.Conv2d(channels, 32, 8, stride=4),
         nn.ReLU(inplace=True),
@@ -631,7 +634,7 @@ class RunArgs(Args):
     device: str = "auto"
     """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
     torch_threads: int = 0
-    """CPU threads of torch and of Atari; 0: as many as make this script fastest, all or one."""
+    """CPU threads of torch, NumPy and Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
     """Where run folders are made."""
 
@@ -779,8 +782,9 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
             return make_atari(args, num_envs, training)
         make = [lambda: make_env(args.env_id, **keywords)] * num_envs
         return SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    except gym.error.DependencyNotInstalled as error:  # which has its own advice
+        raise UserError(f"{args.env_id} needs a package that is missing: {error}") from None
     except ImportError as error:
-        # gymnasium's DependencyNotInstalled is one, and has its own advice
         advice = f"; pip install {error.name}" if error.name else ""
         if error.name and error.name.split(".")[0] == args.env_id.rpartition(":")[0].split(".")[0]:
             advice = "; is its folder in PYTHONPATH?"
@@ -1105,8 +1109,9 @@ class Run:
         self.args, self.step_count = args, 0
         self.seconds_before, self.started = 0.0, time.perf_counter()
         self.folder = Path(args.resume) if args.resume else None
-        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+        # the lock first: another process may be writing the checkpoint
         self.lock = lock(self.folder) if args.resume else None
+        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
         self.envs = make_envs(args, args.num_envs)
         self.obs_space, self.action_space = agent_spaces(self.envs)
         self.device = choose_device(args, self.obs_space)
@@ -1148,6 +1153,7 @@ class Run:
             self.lock = lock(self.folder)
         about = describe(self.args)
         if self.checkpoint:
+            (self.folder / "result.json").unlink(missing_ok=True)  # of a training with fewer steps
             before = json.loads((self.folder / "args.json").read_text())
             now = about["versions"]
             about |= {k: before[k] for k in ("command", "versions", "resumed_with") if k in before}
@@ -1236,7 +1242,14 @@ class Run:
                 raise RunFailed(f"{name} is {value} at step {step}")
         if self.logs_now():
             self.write_scalars(scalars)
-        self.eval_returns = self.evaluate() if self.due(args.eval_frequency) else None
+        self.eval_returns = None
+        try:
+            if self.due(args.eval_frequency):
+                self.eval_returns = self.evaluate()
+        except RunFailed:
+            if step % self.period == 0:
+                self.save()  # so that it costs no training: a resumed run goes on after it
+            raise
         if step % self.period == 0:
             self.save()
         self.progress.show(step, self.sps(), self.recent_returns)
@@ -1511,6 +1524,7 @@ def choose_device(args: RunArgs, obs_space):
     fastest = torch.get_num_threads() if images or args.threads_pay else 1
     args.torch_threads = args.torch_threads or fastest
     torch.set_num_threads(args.torch_threads)
+    threadpool_limits(args.torch_threads, user_api="blas")  # those of NumPy
     torch.backends.cudnn.deterministic = True
     # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
     torch.set_flush_denormal(True)
@@ -1522,7 +1536,8 @@ def choose_device(args: RunArgs, obs_space):
         return x.device
     except (RuntimeError, AssertionError) as error:
         text = first_line(error).split(". ")[0]
-        raise UserError(f"--device {args.device}: {text}; try --device cpu") from None
+        advice = "a run is resumed where it was trained" if args.resume else "try --device cpu"
+        raise UserError(f"--device {args.device}: {text}; {advice}") from None
 
 
 def keep_freed_memory():
@@ -1654,7 +1669,8 @@ def finished_result(args: RunArgs) -> dict | None:
     """result.json of a run that has nothing left to do."""
     try:
         result = json.loads((Path(args.resume) / "result.json").read_text())
-        return result if result["steps"] >= args.total_timesteps else None
+        finished = result["steps"] >= args.total_timesteps
+        return result if finished and math.isfinite(result["eval_return_mean"]) else None
     except (OSError, ValueError, TypeError, KeyError):  # not finished, or not by us
         return None
 

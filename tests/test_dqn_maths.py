@@ -52,7 +52,9 @@ def test_projection_against_a_triple_loop(seed):
     np.testing.assert_allclose(projected.sum(axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, math.nan)])
+@pytest.mark.parametrize(
+    "v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, math.nan), (1e8, 1e8 + 1)]
+)  # the last two are one number in float32
 def test_a_support_is_finite_and_has_a_width(v_min, v_max):
     with pytest.raises(dqn.UserError, match="both finite"):
         dqn.Args(n_atoms=51, v_min=v_min, v_max=v_max)

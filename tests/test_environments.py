@@ -255,6 +255,15 @@ def test_a_missing_package_is_named(monkeypatch):
         ppo.make_envs(arguments("AntBulletEnv-v0"), 1)
 
 
+def test_a_package_that_gymnasium_misses_is_named_and_no_other_environment(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(ppo.UserError, match="needs a package that is missing: Box2D") as error:
+        ppo.make_envs(arguments("LunarLander-v3"), 1)
+    assert "near it" not in str(error.value)
+
+
 @pytest.mark.parametrize("prefix", ["", "pybullet_envs_gymnasium:"])
 def test_pybullet_does_not_greet(prefix):
     args = f"ppo.RunArgs(env_id='{prefix}AntBulletEnv-v0')"

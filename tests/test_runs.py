@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, only_run, scalars
+from threadpoolctl import threadpool_info, threadpool_limits
 
 # Short runs that still update, by script. The replay buffers wrap in all of them.
 STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
@@ -246,6 +247,66 @@ def test_a_run_killed_after_its_last_checkpoint_logs_its_evaluation_once(name, t
     assert scalars(run.folder)["eval/episodic_return", 512] == [point]
     result = json.loads((run.folder / "result.json").read_text())
     assert result["eval_return_mean"] == pytest.approx(point, rel=1e-6)
+
+
+def test_an_evaluation_that_fails_at_a_checkpoint_costs_no_training(name, tmp_path, monkeypatch):
+    module = importlib.import_module(name)
+
+    def train(**settings):
+        settings = dict(TINY[name], checkpoint_frequency=128, eval_frequency=256) | settings
+        run = module.Run(module.RunArgs(**settings))
+        return module.run_hash(module.train(run.args, run))
+
+    whole = train(runs_dir=str(tmp_path / "whole"), eval_frequency=0)
+    with monkeypatch.context() as patch, pytest.raises(module.RunFailed):
+        patch.setattr(module, "evaluate", mock.Mock(side_effect=module.RunFailed))
+        train(runs_dir=str(tmp_path))
+    (folder,) = tmp_path.glob("[!w]*/*/*")
+    assert module.load_checkpoint(folder)["step"] == 256
+    assert train(runs_dir=str(tmp_path), resume=str(folder)) == whole
+
+
+def test_a_run_that_is_prolonged_has_no_result_until_its_new_end(name, tmp_path, monkeypatch):
+    module = importlib.import_module(name)
+    flags = [*NO_SCHEDULE[name], "--eval-episodes", "1", "--runs-dir", str(tmp_path)]
+    args = dataclasses.replace(module.parse_args(flags), **TINY[name], checkpoint_frequency=256)
+    run = module.Run(args)
+    module.train(args, run)
+    run.finish()
+    assert module.finished_result(dataclasses.replace(args, resume=str(run.folder)))
+    longer = dataclasses.replace(args, resume=str(run.folder), total_timesteps=1024)
+    assert module.finished_result(longer) is None
+    monkeypatch.setattr(module.Run, "end_iteration", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        module.train(longer, module.Run(longer))
+    assert not (run.folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("rest", ["", ', "eval_return_mean": "5"', ', "eval_return_mean": NaN'])
+def test_a_result_without_a_return_is_none(tmp_path, rest):
+    import ppo
+
+    (tmp_path / "result.json").write_text(f'{{"steps": 76800{rest}}}')
+    assert ppo.finished_result(ppo.RunArgs(resume=str(tmp_path))) is None
+
+
+def test_torch_threads_are_those_of_numpy_too():
+    import ppo
+
+    args = ppo.RunArgs(torch_threads=1)
+    with threadpool_limits(2, user_api="blas"):
+        ppo.choose_device(args, gym.spaces.Box(-1, 1, (3,)))
+        pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+        assert [pool["num_threads"] for pool in pools] == [1] * len(pools) and pools
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_a_resumed_run_is_not_sent_to_a_device_that_it_may_not_take():
+    import ppo
+
+    args = ppo.RunArgs(device="cuda", torch_threads=1, resume="runs/some")
+    with pytest.raises(ppo.UserError, match=r"cuda: .*; a run is resumed where it was trained"):
+        ppo.choose_device(args, gym.spaces.Box(-1, 1, (3,)))
 
 
 def test_what_was_logged_is_on_the_disk_before_a_run_counts_as_finished(tmp_path, monkeypatch):
@@ -608,6 +669,7 @@ BAD_INPUT = {
     "not a number": ("--learning-rate nan", "learning_rate=nan"),
     "a negative count": ("--num-steps -1", "num_steps=-1 must be at least 1"),
     "sizes that do not divide": ("--num-minibatches 7", "does not split"),
+    "an end of a schedule that is none": ("--no-anneal-lr --final-learning-rate 1", "anneal_lr"),
     "steps that do not divide": ("--total-timesteps 1001", "does not divide by num_envs"),
     "a device that is not there": ("--device cuda", "cuda"),
     "a device of no kind": ("--device abacus", "abacus"),
