@@ -1128,6 +1128,7 @@ class Run:
             "seconds": self.seconds(),
             "event_files": self.sync_event_files(),
             "eval_returns": self.eval_returns,
+            "health": (float(self.worth), self.sick_since, sorted(self.warned)),
             "torch_rng": torch.get_rng_state(),
             "parts": {name: self.state_of(part) for name, part in self.parts.items()},
         }
@@ -1175,6 +1176,8 @@ class Run:
             self.step_count = self.checkpoint["step"]
             self.seconds_before = self.checkpoint["seconds"]
             self.eval_returns = self.checkpoint.get("eval_returns")
+            health = self.checkpoint.get("health", (0.0, {}, []))
+            self.worth, self.sick_since, self.warned = *health[:2], set(health[2])
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
         except Exception as error:  # a damaged file fails in as many ways as it has bytes

@@ -1,6 +1,7 @@
 """What a sick run is told, and that a healthy one is told nothing."""
 
 import importlib
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,9 +60,9 @@ def health_texts(folder) -> list:
     """(step, text) of the tag `health`."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    (path,) = folder.glob("events.out.tfevents.*")
+    paths = sorted(folder.glob("events.out.tfevents.*"))  # one more for each time it was resumed
     found = []
-    for event in EventFileLoader(str(path)).Load():
+    for event in itertools.chain(*(EventFileLoader(str(path)).Load() for path in paths)):
         for value in event.summary.value:
             if value.tag == "health/text_summary":
                 found.append((event.step, value.tensor.string_val[0].decode()))
@@ -123,6 +124,36 @@ class Watched:
         for i, value in enumerate(values, start=1):
             self.point(1_000 * i, **{tag: value}, **more)
         return self.texts
+
+
+def test_a_resumed_run_knows_since_when_it_is_sick(tmp_path, monkeypatch):
+    import ppo
+
+    def train(**settings):
+        settings |= dict(
+            num_envs=1, num_steps=64, num_minibatches=1, update_epochs=1, total_timesteps=4096
+        )
+        args = ppo.RunArgs(checkpoint_frequency=1024, log_frequency=256, **settings)
+        run = ppo.Run(args)
+        ppo.train(run.args, run)
+        run.writer.close()
+        return health_texts(run.folder)
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step >= 1500:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo, "symptoms", lambda *_: {"a symptom": "it is sick"})
+    whole = train(runs_dir=str(tmp_path / "whole"))
+    end_iteration = ppo.Run.end_iteration
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo.Run, "end_iteration", stop)
+        train(runs_dir=str(tmp_path / "stopped"))
+    assert whole == [(2304, "since step 256 it is sick")]
+    (folder,) = tmp_path.glob("stopped/*/*/*")
+    assert train(runs_dir=str(tmp_path / "stopped"), resume=str(folder)) == whole
 
 
 def test_a_tenth_of_the_run_must_be_sick_without_a_break():
