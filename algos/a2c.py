@@ -14,7 +14,7 @@ Deliberate differences from the papers:
 - the value loss is half the mean squared error, so that vf_coef means what it means in ppo.py;
   where the paper and other code have the whole of it, its coefficient is to be doubled here;
 - the gradient's norm is clipped; losses are means over the rollout, where the paper sums;
-- weights start orthogonal, the policy's last layer a hundred times smaller than the others;
+- weights start orthogonal: gain sqrt(2), in the policy's last layer 0.01, in the value's 1;
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
 
@@ -82,7 +82,7 @@ class Args:
     gamma: float = 0.98
     """Discount factor."""
     gae_lambda: float = 1.0
-    """Weight of longer returns in the advantage: 0 is one-step TD, 1 the longest a rollout has."""
+    """GAE's lambda: 0 is the one-step TD error, 1 the n-step return to the rollout's end less V."""
     num_microbatches: int = 1
     """Parts of a rollout, whose gradients are summed into one step: the same step in less memory,
     down to what the pass of make_batch over the whole rollout takes."""
@@ -96,8 +96,8 @@ class Args:
     """Normalises observations by the running mean and variance of those acted on in earlier
     rollouts, and clips them to +-10. Those of the first rollout are only clipped."""
     norm_reward: bool = False
-    """Divides rewards by the running standard deviation of the discounted return, so that what the
-    critic learns has about the same size in every task."""
+    """Divides rewards by the running standard deviation of the discounted return and clips them to
+    +-10, so that what the critic learns has about the same size in every task."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
     network: Literal["nature", "rllib"] = "nature"
@@ -254,8 +254,8 @@ def in_numpy(module, x):
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
-    Vectors go through two hidden layers, images through convolutions: one such trunk with a layer
-    on top for each of the two, or without a shared trunk two whole networks, `actor` and `critic`.
+    Vectors go through two hidden layers, images through convolutions. With a shared trunk, `actor`
+    and `critic` are one layer each on top of it; without, each of them is a whole network.
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
     deviation does not depend on the observation. Its actions are in half ranges: 0 is the middle
     between a dimension's bounds, -1 and 1 are the bounds. Where a bound is infinite, they are the
@@ -355,7 +355,7 @@ class Agent(nn.Module):
         return policy + std * rng.standard_normal(policy.shape, np.float32)
 
     def to_env(self, action):
-        """What the environment gets for `action`. Log-probabilities are those of `action`."""
+        """Scales and clips `action` for the environment; log-probabilities are of it unclipped."""
         if self.discrete:
             return action
         return np.clip(self.action_middle + self.half_range * action, self.low, self.high)
@@ -404,12 +404,12 @@ class RolloutBuffer:
             self.actions = np.zeros((num_steps, num_envs, action_dim), np.float32)
         self.rewards = np.zeros((num_steps, num_envs), np.float32)
         self.terminated = np.zeros((num_steps, num_envs), np.bool_)  # the task ended
-        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # a time limit cut it
+        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # by time limit or checkpoint
         self.clear()
 
     def clear(self):
         self.size = 0
-        self.final_obs = []  # for each `add` with ends: the true last ones, (ended, *obs_shape)
+        self.final_obs = []  # for each step with ends: the last observations, (ended, *obs_shape)
 
     def add(self, obs, actions, rewards, terminated, truncated, successors):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
@@ -456,7 +456,7 @@ def gaussian_log_prob_and_entropy(mean, log_std, action):
     return log_prob, entropy.expand(len(mean))
 
 
-def next_values(values, last_values, ended, final_values):
+def successor_values(values, last_values, ended, final_values):
     """V of every step's true successor, where `values` holds V of the observations acted on.
 
     values, ended  (steps, envs)  V(s_t); bool: the episode ended with this step
@@ -578,15 +578,15 @@ def make_batch(agent, buffer, args, running_returns):
         sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    # one pass for every value that batch["values"] lacks: behind each episode's end, by step, then
-    # env, and behind the last step; gae leaves out those behind the end of a task
+    # one pass for the values that batch["values"] lacks: of the last observation of each ended
+    # episode, by step, then env, and of the last step's successors; gae leaves out a task's end
     bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
     bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
     final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
     values = batch["values"].cpu().numpy().reshape(rewards.shape)
-    successor_values = next_values(values, last_values, ended, final_values)
+    next_values = successor_values(values, last_values, ended, final_values)
     advantages = gae(
-        rewards, values, successor_values, terminated, truncated, args.gamma, args.gae_lambda
+        rewards, values, next_values, terminated, truncated, args.gamma, args.gae_lambda
     )
     # A = R - V, so that A + V is the return R which the critic learns
     batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
@@ -712,10 +712,10 @@ def train(args: Args, run: "Run"):
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
-# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
-# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
+# The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
+# It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
+# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
+# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -1095,8 +1095,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, obs, rng, args)
-        actions = actions.reshape(envs.action_space.shape)
+        actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
         with failures_named(args.env_id, when, actions):
             obs, rewards, terminated, truncated, _ = envs.step(actions)
             require_finite("observation", obs)
@@ -1139,8 +1138,7 @@ def film(agent, args: RunArgs, path: Path):
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
-                actions = evaluation_action(agent, obs, rng, args)
-                actions = actions.reshape(envs.action_space.shape)
+                actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if in_colour:
                     pictures, *_ = in_colour.step(actions)
@@ -1519,7 +1517,7 @@ class Run:
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
         from torch.utils.tensorboard.summary import hparams
 
-        self.progress.close()
+        self.progress.bar.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
         # where a checkpoint at the end has been evaluated, it has the returns and their point
@@ -1626,9 +1624,6 @@ class Progress:
         if a_tenth_more and self.bar.disable:
             print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
         self.step = step
-
-    def close(self):
-        self.bar.close()
 
 
 def agent_spaces(envs):
@@ -1772,7 +1767,7 @@ def evaluate_run(args: RunArgs):
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here.
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
     Nor is their bookkeeping for the profiler, which is half of a small step's time.
     """
@@ -1839,7 +1834,7 @@ def main():
             signal.signal(number, signal.SIG_IGN)
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
     if run is not None and run.progress is not None:
-        run.progress.close()  # ends its line
+        run.progress.bar.close()  # ends its line
     print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     sys.exit(status)
 

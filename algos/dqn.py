@@ -14,9 +14,9 @@ Expect    in half a minute on one CPU core, the default settings: a greedy retur
 Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
 - every stored step can be sampled, the newest ones with as many steps of return as there are;
-- Adam, its learning rate falling to 0, and a gradient whose norm is clipped, with any atoms; of a
+- Adam, its learning rate falling to 0, and a gradient whose norm is clipped, in C51 as well; of a
   dueling network the gradient that enters the trunk is not scaled down;
-- by default returns of five steps, whatever the policy would do by now (--n-step 1 is the paper's);
+- by default five-step returns, uncorrected for older policies' actions (the paper: --n-step 1);
 - by default a target network that follows a little each time (--tau 1 copies it, as the papers do).
 """
 
@@ -140,7 +140,7 @@ class Args:
                 raise UserError(f"{name}={size} does not divide by num_envs={self.num_envs}")
         if min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes={self.hidden_sizes} must be at least 1")
-        finite = -1e38 < self.v_min < self.v_max < 1e38  # so float32 can say
+        finite = -1e38 < self.v_min < self.v_max < 1e38  # so that float32 holds v_max - v_min
         if self.n_atoms > 1 and not (finite and np.float32(self.v_min) < np.float32(self.v_max)):
             raise UserError(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
 
@@ -175,7 +175,7 @@ def nature_convolutions(image_shape: tuple):
     return convolutions, convolutions(torch.zeros(1, *image_shape)).shape[1]
 
 
-def stream(num_inputs: int, hidden_size: int, num_outputs: int):
+def head(num_inputs: int, hidden_size: int, num_outputs: int):
     return nn.Sequential(
         nn.Linear(num_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, num_outputs)
     )
@@ -216,10 +216,10 @@ class QNetwork(nn.Module):
             num_features, hidden_size = hidden_sizes
             self.trunk = nn.Sequential(nn.Linear(*obs_shape, num_features), nn.ReLU())
         if dueling:
-            self.value_head = stream(num_features, hidden_size, n_atoms)
-            self.advantage_head = stream(num_features, hidden_size, num_actions * n_atoms)
+            self.value_head = head(num_features, hidden_size, n_atoms)
+            self.advantage_head = head(num_features, hidden_size, num_actions * n_atoms)
         else:
-            self.q_head = stream(num_features, hidden_size, num_actions * n_atoms)
+            self.q_head = head(num_features, hidden_size, num_actions * n_atoms)
         if n_atoms > 1:
             self.register_buffer("support", torch.linspace(v_min, v_max, n_atoms))
 
@@ -291,7 +291,7 @@ def clip_gradient(vector, max_norm: float):
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)
 
 
-# what a checkpoint keeps
+# what a checkpoint keeps, beside final_obs
 REPLAY_ARRAYS = ("frames", "blank", "actions", "rewards", "terminated", "truncated")
 
 
@@ -317,7 +317,7 @@ class ReplayBuffer:
         self.actions = np.zeros(shape, np.int64)
         self.rewards = np.zeros(shape, np.float32)
         self.terminated = np.zeros(shape, np.bool_)  # the task ended, so nothing follows
-        self.truncated = np.zeros(shape, np.bool_)  # a time limit cut it
+        self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
         self.final_obs = {}  # (slot, env) -> true last observation of a truncated episode
         self.total, self.saved, self.files = 0, 0, []  # steps added; of them saved; where
 
@@ -353,8 +353,8 @@ class ReplayBuffer:
     def observations(self, slots, envs):  # (batch,), (batch,) -> (batch, *obs_shape)
         if self.stack == 1:
             return self.frames[slots, envs]
-        ages = np.arange(1 - self.stack, 1)
-        stacked = self.frames[(slots[:, None] + ages) % self.slots, envs[:, None]]
+        offsets = np.arange(1 - self.stack, 1)  # oldest frame first, 0: the newest
+        stacked = self.frames[(slots[:, None] + offsets) % self.slots, envs[:, None]]
         stacked[np.arange(self.stack) < self.blank[slots, envs][:, None]] = 0
         return stacked
 
@@ -365,16 +365,16 @@ class ReplayBuffer:
                      of what is held
         discounts    gamma^n
         terminated   whether the task ended with the last of them
-        next_obs     s_{t+n}; where terminated the next episode's first, which td_target leaves out
+        next_obs     s_{t+n}; where terminated whatever came next, which td_target leaves out
         """
         ages = rng.integers(1, min(self.total, self.length) + 1, size=batch_size)  # 1: the newest
         envs = rng.integers(self.num_envs, size=batch_size)
         ks, powers = np.arange(n_step), np.float32(gamma ** np.arange(n_step + 1))
         slots = (self.total - ages[:, None] + ks) % self.slots  # (batch_size, n_step)
-        flat = slots * self.num_envs + envs[:, None]  # take: half the time of [slots, envs]
+        flat = slots * self.num_envs + envs[:, None]  # for take, twice as fast as [slots, envs]
         ended = self.terminated.take(flat) | self.truncated.take(flat)
         ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
-        counts = np.minimum(ended.argmax(axis=1) + 1, ages)  # (batch_size,) rewards to sum
+        counts = np.minimum(ended.argmax(axis=1) + 1, ages)  # (batch_size,): up to the newest step
         rewards = (self.rewards.take(flat) * powers[:-1] * (ks < counts[:, None])).sum(axis=1)
         first = slots[:, 0]
         last = (first + counts - 1) % self.slots
@@ -467,9 +467,9 @@ def q_loss(q_network, target_q_network, batch, args):
     with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
         next_logits = target_q_network(batch["next_obs"])  # (batch, actions, atoms)
         # double: eq. 4 of arXiv 1509.06461
-        chooser = q_network(batch["next_obs"]) if args.double else next_logits
-        next_actions = q_network.q_values(chooser).argmax(dim=1)
-        next_logits = next_logits[rows, next_actions]  # (batch, atoms)
+        ranking_logits = q_network(batch["next_obs"]) if args.double else next_logits
+        next_actions = q_network.q_values(ranking_logits).argmax(dim=1)
+        next_logits = next_logits[rows, next_actions]  # (batch, atoms): of the best actions alone
         rewards, discounts, terminated = batch["rewards"], batch["discounts"], batch["terminated"]
         if args.n_atoms == 1:
             target = td_target(rewards, discounts, terminated, next_logits.squeeze(1))  # (batch,)
@@ -479,27 +479,27 @@ def q_loss(q_network, target_q_network, batch, args):
                 q_network.support, next_probs, rewards, discounts, terminated
             )
 
-    chosen = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
+    taken_logits = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
     if args.n_atoms == 1:
-        q_values = chosen.squeeze(1)
+        q_values = taken_logits.squeeze(1)
         assert q_values.shape == target.shape, (q_values.shape, target.shape)
         loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
         loss = loss_function(q_values, target)
     else:
-        assert chosen.shape == target.shape, (chosen.shape, target.shape)
-        loss = -(target * torch.log_softmax(chosen, dim=1)).sum(dim=1).mean()
-    return loss, chosen.detach()[:, None]  # one action, in the shape that q_values takes
+        assert taken_logits.shape == target.shape, (taken_logits.shape, target.shape)
+        loss = -(target * torch.log_softmax(taken_logits, dim=1)).sum(dim=1).mean()
+    return loss, taken_logits.detach()[:, None]  # one action, in the shape that q_values takes
 
 
 def update(q_network, target_q_network, optimizer, batch, args):
-    """One gradient step. Returns what q_loss does; logits, since only a log asks for their Q."""
-    loss, chosen = q_loss(q_network, target_q_network, batch, args)
+    """One gradient step. Returns what q_loss does; train makes Q of the logits when it logs."""
+    loss, taken_logits = q_loss(q_network, target_q_network, batch, args)
     (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
     vector.grad.zero_()
     loss.backward()
     clip_gradient(vector, args.max_grad_norm)
     optimizer.step()
-    return loss.detach(), chosen
+    return loss.detach(), taken_logits
 
 
 @torch.no_grad()
@@ -579,16 +579,16 @@ def train(args: Args, run: "Run"):
 
         scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
         if history and run.logs_now():
-            td_losses, chosen = zip(*history, strict=True)
-            chosen = torch.cat(chosen)  # (batch, 1, atoms)
+            td_losses, taken_logits = zip(*history, strict=True)
+            taken_logits = torch.cat(taken_logits)  # (updates * batch, 1, atoms)
             scalars["losses/td_loss"] = torch.stack(td_losses).mean().item()
-            scalars["losses/q_values"] = q_network.q_values(chosen).mean().item()
+            scalars["losses/q_values"] = q_network.q_values(taken_logits).mean().item()
             if args.batch_size > 1:  # one state has no spread
                 with torch.no_grad():
                     q_values = q_network.q_values(q_network(batch["obs"]))  # (batch, actions)
                 scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
             if args.n_atoms > 1:
-                ends = torch.softmax(chosen, dim=2)[..., [0, -1]].sum(dim=2)
+                ends = torch.softmax(taken_logits, dim=2)[..., [0, -1]].sum(dim=2)
                 scalars["losses/mass_at_ends"] = ends.mean().item()
             history.clear()
         run.end_iteration(scalars)
@@ -596,10 +596,10 @@ def train(args: Args, run: "Run"):
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
-# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
-# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
+# The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
+# It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
+# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
+# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -979,8 +979,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, obs, rng, args)
-        actions = actions.reshape(envs.action_space.shape)
+        actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
         with failures_named(args.env_id, when, actions):
             obs, rewards, terminated, truncated, _ = envs.step(actions)
             require_finite("observation", obs)
@@ -1023,8 +1022,7 @@ def film(agent, args: RunArgs, path: Path):
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
-                actions = evaluation_action(agent, obs, rng, args)
-                actions = actions.reshape(envs.action_space.shape)
+                actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if in_colour:
                     pictures, *_ = in_colour.step(actions)
@@ -1403,7 +1401,7 @@ class Run:
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
         from torch.utils.tensorboard.summary import hparams
 
-        self.progress.close()
+        self.progress.bar.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
         # where a checkpoint at the end has been evaluated, it has the returns and their point
@@ -1510,9 +1508,6 @@ class Progress:
         if a_tenth_more and self.bar.disable:
             print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
         self.step = step
-
-    def close(self):
-        self.bar.close()
 
 
 def agent_spaces(envs):
@@ -1656,7 +1651,7 @@ def evaluate_run(args: RunArgs):
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here.
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
     Nor is their bookkeeping for the profiler, which is half of a small step's time.
     """
@@ -1723,7 +1718,7 @@ def main():
             signal.signal(number, signal.SIG_IGN)
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
     if run is not None and run.progress is not None:
-        run.progress.close()  # ends its line
+        run.progress.bar.close()  # ends its line
     print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     sys.exit(status)
 

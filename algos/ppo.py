@@ -11,7 +11,7 @@ Expect    on one CPU core, the default settings: a greedy return of 500 on CartP
 Deliberate differences from the papers, all of them common practice but the last:
 - advantages are normalised in each minibatch; the gradient's norm is clipped; Adam with eps 1e-5;
 - the value loss is half the mean squared error: the paper's coefficient of 1 is vf_coef 2 here;
-- weights start orthogonal, the policy's last layer a hundred times smaller than the others;
+- weights start orthogonal: gain sqrt(2), in the policy's last layer 0.01, in the value's 1;
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
 
@@ -78,7 +78,7 @@ class Args:
     gamma: float = 0.98
     """Discount factor."""
     gae_lambda: float = 0.8
-    """Weight of longer returns in the advantage: 0 is one-step TD, 1 the longest a rollout has."""
+    """GAE's lambda: 0 is the one-step TD error, 1 the n-step return to the rollout's end less V."""
     num_minibatches: int = 1
     """Minibatches in one epoch."""
     update_epochs: int = 10
@@ -98,14 +98,14 @@ class Args:
     max_grad_norm: float = 0.5
     """Longest gradient, over all parameters together."""
     target_kl: float | None = None
-    """Ends an update's epochs once the mean KL of a whole epoch, of each minibatch before its own
-    step, exceeds it [nats]; None: never."""
+    """Skips an update's remaining epochs once an epoch's mean KL, each minibatch measured before
+    its own step, exceeds it [nats]; None: never."""
     norm_obs: bool = False
     """Normalises observations by the running mean and variance of those acted on in earlier
     rollouts, and clips them to +-10. Those of the first rollout are only clipped."""
     norm_reward: bool = False
-    """Divides rewards by the running standard deviation of the discounted return, so that what the
-    critic learns has about the same size in every task."""
+    """Divides rewards by the running standard deviation of the discounted return and clips them to
+    +-10, so that what the critic learns has about the same size in every task."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
     network: Literal["nature", "rllib"] = "nature"
@@ -138,7 +138,7 @@ class Args:
         total, size, parts = self.total_timesteps, self.batch_size, self.num_minibatches
         if total % self.num_envs:
             raise UserError(f"total_timesteps={total} does not divide by num_envs={self.num_envs}")
-        if size % parts or size == parts:
+        if size % parts or size == parts:  # norm_adv needs two steps or more
             raise UserError(
                 f"a rollout of num_envs * num_steps = {size} steps does not split into "
                 f"num_minibatches={parts} of equal size, of two steps or more"
@@ -269,8 +269,8 @@ def in_numpy(module, x):
 class Agent(nn.Module):
     """A stochastic policy and a state value, with the statistics that both need of their inputs.
 
-    Vectors go through two hidden layers, images through convolutions: one such trunk with a layer
-    on top for each of the two, or without a shared trunk two whole networks, `actor` and `critic`.
+    Vectors go through two hidden layers, images through convolutions. With a shared trunk, `actor`
+    and `critic` are one layer each on top of it; without, each of them is a whole network.
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
     deviation does not depend on the observation. Its actions are in half ranges: 0 is the middle
     between a dimension's bounds, -1 and 1 are the bounds. Where a bound is infinite, they are the
@@ -370,7 +370,7 @@ class Agent(nn.Module):
         return policy + std * rng.standard_normal(policy.shape, np.float32)
 
     def to_env(self, action):
-        """What the environment gets for `action`. Log-probabilities are those of `action`."""
+        """Scales and clips `action` for the environment; log-probabilities are of it unclipped."""
         if self.discrete:
             return action
         return np.clip(self.action_middle + self.half_range * action, self.low, self.high)
@@ -419,12 +419,12 @@ class RolloutBuffer:
             self.actions = np.zeros((num_steps, num_envs, action_dim), np.float32)
         self.rewards = np.zeros((num_steps, num_envs), np.float32)
         self.terminated = np.zeros((num_steps, num_envs), np.bool_)  # the task ended
-        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # a time limit cut it
+        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # by time limit or checkpoint
         self.clear()
 
     def clear(self):
         self.size = 0
-        self.final_obs = []  # for each `add` with ends: the true last ones, (ended, *obs_shape)
+        self.final_obs = []  # for each step with ends: the last observations, (ended, *obs_shape)
 
     def add(self, obs, actions, rewards, terminated, truncated, successors):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
@@ -471,7 +471,7 @@ def gaussian_log_prob_and_entropy(mean, log_std, action):
     return log_prob, entropy.expand(len(mean))
 
 
-def next_values(values, last_values, ended, final_values):
+def successor_values(values, last_values, ended, final_values):
     """V of every step's true successor, where `values` holds V of the observations acted on.
 
     values, ended  (steps, envs)  V(s_t); bool: the episode ended with this step
@@ -540,9 +540,9 @@ def clipped_policy_loss(log_ratio, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean of (V - R)^2, with clip_coef of max((V - R)^2, (V_clipped - R)^2): -> scalar.
+    """Half the mean of (V - R)^2; given a clip_coef, of max((V - R)^2, (V_clipped - R)^2): scalar.
 
-    values V, old_values V_old, returns R (batch,);  V_clipped = V_old + clip(V - V_old).
+    values V, old_values V_old, returns R (batch,);  V_clipped is V held to V_old +- clip_coef.
     """
     assert values.shape == old_values.shape == returns.shape and values.ndim == 1, values.shape
     squares = F.mse_loss(values, returns, reduction="none")
@@ -584,15 +584,15 @@ def make_batch(agent, buffer, args, running_returns):
         sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    # one pass for every value that batch["values"] lacks: behind each episode's end, by step, then
-    # env, and behind the last step; gae leaves out those behind the end of a task
+    # one pass for the values that batch["values"] lacks: of the last observation of each ended
+    # episode, by step, then env, and of the last step's successors; gae leaves out a task's end
     bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
     bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
     final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
     values = batch["values"].cpu().numpy().reshape(rewards.shape)
-    successor_values = next_values(values, last_values, ended, final_values)
+    next_values = successor_values(values, last_values, ended, final_values)
     advantages = gae(
-        rewards, values, successor_values, terminated, truncated, args.gamma, args.gae_lambda
+        rewards, values, next_values, terminated, truncated, args.gamma, args.gae_lambda
     )
     # A = R - V, so that A + V is the return R which the critic learns
     batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
@@ -623,7 +623,7 @@ def ppo_loss(agent, mini, args, clip_coef):
 def update(agent, optimizer, batch, args, clip_coef, rng):
     """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
     batch_size = len(batch["obs"])
-    num_minibatches = min(args.num_minibatches, batch_size // 2)  # a last rollout may be short
+    num_minibatches = min(args.num_minibatches, batch_size // 2)  # a short last rollout: 2 in each
     loss_of = ppo_loss
     if args.compile:
         # clip_coef as a tensor: of a float that changes, compiled code can keep an old value
@@ -648,13 +648,13 @@ def update(agent, optimizer, batch, args, clip_coef, rng):
         if args.target_kl is not None and kl > args.target_kl:
             break
 
-    means = torch.stack(losses).mean(dim=0).tolist()
+    pi_loss, v_loss, entropy = torch.stack(losses).mean(dim=0).tolist()
     clipfrac = ((log_ratios.exp() - 1).abs() > clip_coef).float().mean().item()
     values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
     return {
-        "losses/policy_loss": means[0],
-        "losses/value_loss": means[1],
-        "losses/entropy": means[2],
+        "losses/policy_loss": pi_loss,
+        "losses/value_loss": v_loss,
+        "losses/entropy": entropy,
         "losses/approx_kl": kl,
         "losses/clipfrac": clipfrac,
         "losses/explained_variance": explained_variance(values, returns),
@@ -701,7 +701,7 @@ def train(args: Args, run: "Run"):
     optimizer = torch.optim.Adam([flatten(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
     action_dim = None if agent.discrete else len(agent.log_std)
     buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
-    # for norm_reward; 0 at every checkpoint, where all episodes end, so that none has to keep it
+    # for norm_reward; no checkpoint keeps it, since all episodes end there, which sets it to 0
     running_returns = np.zeros(args.num_envs)
     schedule_steps = args.anneal_steps or args.total_timesteps
     final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate
@@ -736,10 +736,10 @@ def train(args: Args, run: "Run"):
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
-# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
-# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
+# The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
+# It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
+# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
+# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -1119,8 +1119,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, obs, rng, args)
-        actions = actions.reshape(envs.action_space.shape)
+        actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
         with failures_named(args.env_id, when, actions):
             obs, rewards, terminated, truncated, _ = envs.step(actions)
             require_finite("observation", obs)
@@ -1163,8 +1162,7 @@ def film(agent, args: RunArgs, path: Path):
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
-                actions = evaluation_action(agent, obs, rng, args)
-                actions = actions.reshape(envs.action_space.shape)
+                actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if in_colour:
                     pictures, *_ = in_colour.step(actions)
@@ -1543,7 +1541,7 @@ class Run:
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
         from torch.utils.tensorboard.summary import hparams
 
-        self.progress.close()
+        self.progress.bar.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
         # where a checkpoint at the end has been evaluated, it has the returns and their point
@@ -1650,9 +1648,6 @@ class Progress:
         if a_tenth_more and self.bar.disable:
             print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
         self.step = step
-
-    def close(self):
-        self.bar.close()
 
 
 def agent_spaces(envs):
@@ -1796,7 +1791,7 @@ def evaluate_run(args: RunArgs):
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here.
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
     Nor is their bookkeeping for the profiler, which is half of a small step's time.
     """
@@ -1863,7 +1858,7 @@ def main():
             signal.signal(number, signal.SIG_IGN)
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
     if run is not None and run.progress is not None:
-        run.progress.close()  # ends its line
+        run.progress.bar.close()  # ends its line
     print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     sys.exit(status)
 

@@ -390,10 +390,10 @@ def train(args: Args, run: "Run"):
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. Everything below is plumbing, the same bytes in every script of this
-# collection. It uses ALGO, Args, make_agent, evaluation_action, train and a buffer's save and load
-# from above. What is above uses of it UserError, require_range, require_memory and write_file, and
-# of `run`: obs_space, action_space, device, start, step, logs_now and end_iteration.
+# The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
+# It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
+# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
+# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -773,8 +773,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, obs, rng, args)
-        actions = actions.reshape(envs.action_space.shape)
+        actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
         with failures_named(args.env_id, when, actions):
             obs, rewards, terminated, truncated, _ = envs.step(actions)
             require_finite("observation", obs)
@@ -817,8 +816,7 @@ def film(agent, args: RunArgs, path: Path):
         with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
             for _ in range(LONGEST_EPISODE):
                 video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
-                actions = evaluation_action(agent, obs, rng, args)
-                actions = actions.reshape(envs.action_space.shape)
+                actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
                 obs, _, terminated, truncated, _ = envs.step(actions)
                 if in_colour:
                     pictures, *_ = in_colour.step(actions)
@@ -1197,7 +1195,7 @@ class Run:
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
         from torch.utils.tensorboard.summary import hparams
 
-        self.progress.close()
+        self.progress.bar.close()
         agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
         save_weights(agent, self.folder / "weights.npz")
         # where a checkpoint at the end has been evaluated, it has the returns and their point
@@ -1304,9 +1302,6 @@ class Progress:
         if a_tenth_more and self.bar.disable:
             print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
         self.step = step
-
-    def close(self):
-        self.bar.close()
 
 
 def agent_spaces(envs):
@@ -1450,7 +1445,7 @@ def evaluate_run(args: RunArgs):
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for nothing used here.
+    """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
     Nor is their bookkeeping for the profiler, which is half of a small step's time.
     """
@@ -1517,7 +1512,7 @@ def main():
             signal.signal(number, signal.SIG_IGN)
         status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
     if run is not None and run.progress is not None:
-        run.progress.close()  # ends its line
+        run.progress.bar.close()  # ends its line
     print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     sys.exit(status)
 

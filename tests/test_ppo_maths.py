@@ -61,10 +61,10 @@ def test_next_values_are_those_of_the_true_successors(seed):
                 expected[t, env] = true_values[t, env]
             else:
                 expected[t, env] = values[t + 1, env] if t + 1 < STEPS else last_values[env]
-    result = ppo.next_values(values, last_values, ended, np.array(final_values))
+    result = ppo.successor_values(values, last_values, ended, np.array(final_values))
     np.testing.assert_array_equal(result, expected)
     with pytest.raises(ValueError):
-        ppo.next_values(values, last_values, ended, np.array([*final_values, 0.0]))
+        ppo.successor_values(values, last_values, ended, np.array([*final_values, 0.0]))
 
 
 def test_discounted_returns_begin_anew_with_each_episode():
