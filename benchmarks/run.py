@@ -177,9 +177,12 @@ class LocalRun:
     """A run as a process of this machine, or one that an earlier campaign left running."""
 
     def __init__(self, job: Job):
-        job.parent.mkdir(parents=True, exist_ok=True)
         self.job, self.process = job, None
-        self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, in another function
+        try:
+            job.parent.mkdir(parents=True, exist_ok=True)
+            self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, elsewhere
+        except OSError as error:
+            raise UserError(f"--runs-dir: {error}") from None
         # The process inherits the lock with its output. So it is held as long as the run lives,
         # also when the campaign that started it was killed, and no run has two processes.
         if not self.lock():

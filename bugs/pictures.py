@@ -5,8 +5,8 @@
     python bugs/pictures.py --draw        trains nothing
 
 A mistake with a table [bug.picture] has a picture. curves/NAME.csv holds the points: of every seed
-the mean over each of a few equal stretches of the run. Healthy curves with the same flags are taken
-from the CSV of another mistake.
+the mean over each of a few equal stretches of the run. What mistakes have in common, the healthy
+curves of the same flags, is trained once in a call.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import os
 import runpy
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -63,15 +64,18 @@ def train_all(bugs: list[dict]):
     """Five healthy and five broken runs for each bug, and its CSV as soon as it has them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro", "tqdm"])
-    with context.Pool(1, maxtasksperchild=1) as pool:  # a process for each run, one at a time
+    fresh = set()  # CSVs whose healthy curves are of the scripts as they are
+    # a process for each run, one at a time
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         for bug in bugs:
             with tempfile.TemporaryDirectory() as folder:
                 wrong = Path(folder) / bug["file"]
                 wrong.write_text(broken(bug))
                 right = ROOT / "algos" / bug["file"]
-                healthy = healthy_curves(bug) or train_seeds(bug, right, folder, pool)
+                healthy = healthy_curves(bug, fresh) or train_seeds(bug, right, folder, pool)
                 curves = train_seeds(bug, wrong, folder, pool)
             write_points(bug, {"healthy": healthy, "broken": curves})
+            fresh.add(csv_of(bug))
             print(bug["name"], flush=True)
 
 
@@ -81,14 +85,14 @@ def train_seeds(bug: dict, script: Path, folder: str, pool) -> dict:
     for seed in SEEDS:
         flags = [*picture["flags"], "--seed", str(seed), "--torch-threads", "1"]
         run = Path(tempfile.mkdtemp(dir=folder))
-        pool.apply(train, (script, flags, run))
+        pool.submit(train, script, flags, run).result()
         curves[seed] = curve(run, picture["tag"], total(bug))
     return curves
 
 
-def healthy_curves(bug: dict) -> dict | None:
-    """Those that another mistake's picture already has."""
-    for path in set(CURVES.glob("*.csv")) - {csv_of(bug)}:
+def healthy_curves(bug: dict, fresh: set[Path]) -> dict | None:
+    """Those that were just trained for another mistake."""
+    for path in fresh:
         if points := read_points(path, first_row(bug)):
             return points["healthy"]
 

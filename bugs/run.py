@@ -34,6 +34,8 @@ def main():
     parser.add_argument("name", choices=bugs, metavar="NAME", help=", ".join(bugs))
     parser.add_argument("--seeds", type=int, default=1, help="runs of each kind, from seed 1")
     args = parser.parse_args(sys.argv[1:end])
+    if args.seeds < 1:
+        parser.error("--seeds must be at least 1")
     bug, folder = bugs[args.name], ROOT / "runs" / "bugs" / args.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / bug["file"]).write_text(broken(bug))
@@ -48,6 +50,7 @@ def main():
     for kind, values in returns.items():
         print(f"{kind:<8} returns {', '.join(f'{value:.1f}' for value in values) or 'none'}")
     print(f"tensorboard --logdir {folder}")
+    sys.exit(len(returns["healthy"]) < args.seeds)  # a broken run may fail
 
 
 if __name__ == "__main__":

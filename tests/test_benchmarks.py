@@ -252,6 +252,15 @@ def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
 
 
+def test_a_folder_that_cannot_be_made_is_refused(monkeypatch, capsys):
+    words = f"cartpole --algos ppo --seeds 1 --runs-dir {__file__}/runs".split()
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(SystemExit) as exit:
+        run.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert exit.value.code == 2 and "run.py: --runs-dir: " in capsys.readouterr().err
+
+
 def test_the_period_of_evaluations_is_a_twentieth_to_one_digit():
     budgets = [1, 100, 50_000, 76_800, 1_000_000, 10_000_000]
     periods = [run.evaluation_period(budget) for budget in budgets]

@@ -1,6 +1,7 @@
 """The collection of mistakes: data that fits the scripts, and a sample of what `make bugs` does."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -70,6 +71,12 @@ def test_a_curve_is_the_mean_over_stretches_of_the_run(tmp_path):
             writer.add_scalar("other", 0, step)
     # 25 stretches of 40 steps; the first begins behind step 0
     assert pictures.curve(tmp_path, "tag", 1000) == {40: 2, 80: 5, 1000: 7.5}
+
+
+@pytest.mark.parametrize("flags, status", [(("--", "--gama", "1"), 1), (("--seeds", "0"), 2)])
+def test_runs_that_all_fail_are_no_success(flags, status):
+    command = [sys.executable, ROOT / "bugs" / "run.py", "gae-end-one-step-off", *flags]
+    assert subprocess.run(command, capture_output=True).returncode == status
 
 
 def test_a_text_that_is_not_there_once_is_refused():
