@@ -259,10 +259,7 @@ class RayRun:
         self.job.parent.mkdir(parents=True, exist_ok=True)
         with open(self.job.log, "ab") as log:
             log.write(output)
-        for name in sorted(files, key=lambda name: name.endswith("result.json")):  # that one last
-            path = self.job.parent / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(files[name])
+        bring_home(files, self.job.parent)
         return f"exit status {code}: {last_line(self.job.log)}"
 
     def stop(self):
@@ -278,6 +275,18 @@ def files_of(folder: Path) -> dict[str, bytes]:
     """{path below the folder's parent: content}"""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}
+
+
+def bring_home(files: dict[str, bytes], parent: Path):
+    """Makes a run folder below `parent` what it is on its node, where old files may be gone."""
+    for name in sorted(files, key=lambda name: name.endswith("result.json")):  # that one last
+        path = parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[name])
+    for folder in {Path(name).parts[0] for name in files}:
+        for path in (parent / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(parent)) not in files:
+                path.unlink()
 
 
 def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:

@@ -252,6 +252,20 @@ def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
 
 
+def test_a_run_that_comes_home_brings_no_files_back_that_are_gone(tmp_path):
+    node, home = tmp_path / "node" / "1-time", tmp_path / "home"
+    for name in ("args.json", "replay-1.npz", "videos/a.mp4"):
+        (node / name).parent.mkdir(parents=True, exist_ok=True)
+        (node / name).write_text(name)
+    home.mkdir()
+    (home / "1.log").write_text("of another run too")
+    run.bring_home(run.files_of(node), home)
+    (node / "replay-1.npz").rename(node / "replay-2.npz")
+    run.bring_home(run.files_of(node), home)
+    assert run.files_of(home / "1-time") == run.files_of(node)
+    assert (home / "1.log").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_refused(monkeypatch, capsys):
     words = f"cartpole --algos ppo --seeds 1 --runs-dir {__file__}/runs".split()
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
