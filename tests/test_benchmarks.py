@@ -655,3 +655,14 @@ def test_the_peers_explore_as_long_as_our_dqn():
     for settings in (speed.DQN_CARTPOLE, speed.DQN_BREAKOUT):
         assert 10 * settings["exploration_fraction"] == pytest.approx(ours.exploration_fraction)
         assert settings["exploration_final_eps"] == ours.end_e
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind")
+def test_what_is_timed_has_as_many_cores_as_threads():
+    import speed
+
+    before = os.sched_getaffinity(0)
+    code = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    with speed.held_to(1):
+        assert int(subprocess.run(code, stdout=subprocess.PIPE).stdout) == 1
+    assert os.sched_getaffinity(0) == before
