@@ -40,6 +40,7 @@ import threading
 import time
 import tomllib
 import traceback
+import warnings
 import zipfile
 from collections import deque
 from dataclasses import asdict, dataclass, fields
@@ -54,6 +55,7 @@ import torch.nn.functional as F
 import tyro
 from threadpoolctl import threadpool_limits
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 ALGO = "dqn"
 
@@ -243,6 +245,9 @@ class QNetwork(nn.Module):
         logits = torch.as_tensor(logits, device=self.support.device)  # an array in act, see feed
         return torch.softmax(logits, dim=2) @ self.support
 
+    def best_actions(self, obs):  # (batch, *obs_shape) -> (batch,); array to array
+        return self.q_values(self(obs)).argmax(axis=1)
+
     @torch.no_grad()
     def act(self, obs, epsilon, rng):
         """Epsilon-greedy actions: (num_envs, *obs_shape) -> (num_envs,)."""
@@ -251,7 +256,7 @@ class QNetwork(nn.Module):
             return rng.integers(self.num_actions, size=len(obs))
         if self.sees_images:  # vectors stay arrays, see feed
             obs = torch.as_tensor(obs, device=self.device)
-        actions = self.q_values(self(obs)).argmax(axis=1)
+        actions = self.best_actions(obs)
         if torch.is_tensor(actions):
             actions = actions.cpu().numpy()
         if explore.any():
@@ -551,6 +556,11 @@ def train(args: Args, run: "Run"):
     )
     if step == 0:  # only now, since run.start may have loaded other weights
         target_q_network.load_state_dict(q_network.state_dict())
+    if q_network.sees_images:
+        q_network.best_actions = run.recorded(q_network.best_actions)
+    learn = run.recorded(
+        lambda batch: update(q_network, target_q_network, optimizer, batch, args), optimizer
+    )
     while step < args.total_timesteps:
         before, end = step, min(step + args.train_frequency, args.total_timesteps)
         while step < end:
@@ -567,12 +577,12 @@ def train(args: Args, run: "Run"):
         learning_rate = linear_schedule(
             args.learning_rate, final_learning_rate, args.total_timesteps, before
         )
-        optimizer.param_groups[0]["lr"] = learning_rate
+        set_learning_rate(optimizer, learning_rate)
         if step >= args.learning_starts:
             for _ in range(args.gradient_steps):
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                history.append(update(q_network, target_q_network, optimizer, batch, args))
+                history.append(learn(batch))
         # where a multiple of the frequency was passed, also when steps of train_frequency miss it
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)
@@ -599,7 +609,7 @@ def train(args: Args, run: "Run"):
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
 # algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
+# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -633,6 +643,8 @@ class RunArgs(Args):
     """Writes the weights that training starts from to this .npz file."""
     device: str = "auto"
     """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
+    cuda_graphs: bool = True
+    """On CUDA: records what is computed again and again as CUDA graphs, and replays them."""
     torch_threads: int = 0
     """CPU threads of torch, NumPy and Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
@@ -860,7 +872,7 @@ def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
         num_envs=num_envs,
         vectorization_mode="vector_entry_point",
         autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-        num_threads=args.torch_threads,
+        num_threads=min(args.torch_threads, num_envs),  # more would only be in each other's way
         repeat_action_probability=args.sticky_actions,
         life_loss_info=args.episodic_life and training,
         reward_clipping=False,
@@ -1180,6 +1192,17 @@ class Run:
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
         return self.step_count, self.reset_envs()
+
+    def recorded(self, function, *optimizers):
+        """`function`, on a GPU as CUDA graphs. Optimizers that it steps are made fit for that."""
+        if self.device.type != "cuda" or not self.args.cuda_graphs:
+            return function
+        # that torch says a recorded optimizer is slow where it is not replayed: for one call
+        warnings.filterwarnings("ignore", ".*capturable=True")
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["capturable"] = True
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        return Recorded(function)
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
@@ -1536,6 +1559,50 @@ def choose_device(args: RunArgs, obs_space):
         text = first_line(error).split(". ")[0]
         advice = "a run is resumed where it was trained" if args.resume else "try --device cpu"
         raise UserError(f"--device {args.device}: {text}; {advice}") from None
+
+
+class Recorded:
+    """`function` as a CUDA graph: called as it is at first, recorded at the second call, and from
+    then on replayed by the GPU alone, where Python would start its operations one by one.
+
+    Inputs are tensors, in dicts too, and flags; each combination of shapes and flags has its graph.
+    What else the function reads must be changed in place, else the graph goes on with what it was.
+    """
+
+    def __init__(self, function):
+        self.function, self.graphs = function, {}
+
+    def __call__(self, *inputs):
+        flat, _ = tree_flatten(inputs)
+        key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
+        if key not in self.graphs:  # lets torch and the optimizer make what they keep
+            self.graphs[key] = None
+            now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+            beside.wait_stream(now)
+            with torch.cuda.stream(beside):
+                outputs = self.function(*inputs)
+            now.wait_stream(beside)
+            return outputs
+        if self.graphs[key] is None:
+            held, graph = tree_map_only(torch.Tensor, torch.clone, inputs), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = self.function(*held)
+            self.graphs[key] = graph, tree_flatten(held)[0], outputs
+        graph, held, outputs = self.graphs[key]
+        for x, y in zip(held, flat, strict=True):
+            if torch.is_tensor(x):
+                x.copy_(y)
+        graph.replay()
+        return tree_map_only(torch.Tensor, torch.clone, outputs)
+
+
+def set_learning_rate(optimizer, learning_rate: float):
+    """In place if it is a tensor, see Recorded."""
+    group = optimizer.param_groups[0]
+    if torch.is_tensor(group["lr"]):
+        group["lr"].fill_(learning_rate)
+    else:
+        group["lr"] = learning_rate
 
 
 def keep_freed_memory():

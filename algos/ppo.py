@@ -36,9 +36,11 @@ import threading
 import time
 import tomllib
 import traceback
+import warnings
 import zipfile
 from collections import deque
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -50,6 +52,7 @@ import torch.nn.functional as F
 import tyro
 from threadpoolctl import threadpool_limits
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 ALGO = "ppo"
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -620,27 +623,34 @@ def ppo_loss(agent, mini, args, clip_coef):
     return loss, torch.stack([pi_loss, v_loss, entropy]).detach(), log_ratio.detach()
 
 
-def update(agent, optimizer, batch, args, clip_coef, rng):
-    """Epochs of minibatch gradient steps on one rollout. Returns the scalars to log."""
-    batch_size = len(batch["obs"])
-    num_minibatches = min(args.num_minibatches, batch_size // 2)  # a short last rollout: 2 in each
-    loss_of = ppo_loss
-    if args.compile:
-        # clip_coef as a tensor: of a float that changes, compiled code can keep an old value
-        # (pytorch issue 194976)
-        loss_of, clip_coef = torch.compile(ppo_loss), torch.tensor(clip_coef, device=agent.device)
+def gradient_step(agent, optimizer, args, loss_of, mini, clip_coef):
+    """One on a minibatch. Returns the loss's parts, (3,), and the log of the ratio, (batch,)."""
     (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
+    loss, parts, log_ratio = loss_of(agent, mini, args, clip_coef)
+    vector.grad.zero_()
+    loss.backward()
+    clip_gradient(vector, args.max_grad_norm)
+    optimizer.step()
+    return parts, log_ratio
+
+
+def update(learn, batch, args, clip_coef, rng):
+    """Epochs of gradient steps on one rollout; learn is gradient_step but for mini and clip_coef.
+    Returns the scalars to log.
+    """
+    batch_size, device = len(batch["obs"]), batch["obs"].device
+    num_minibatches = min(args.num_minibatches, batch_size // 2)  # a short last rollout: 2 in each
+    if args.compile or device.type == "cuda":
+        # a tensor: of a float that changes, CUDA graphs keep the old value, and so can compiled
+        # code (pytorch issue 194976)
+        clip_coef = torch.tensor(clip_coef, device=device)
     losses = []
     for _ in range(args.update_epochs):
         log_ratios = []
         for indices in np.array_split(rng.permutation(batch_size), num_minibatches):
-            indices = torch.as_tensor(indices, device=agent.device)
+            indices = torch.as_tensor(indices, device=device)
             mini = {name: tensor[indices] for name, tensor in batch.items()}
-            loss, parts, log_ratio = loss_of(agent, mini, args, clip_coef)
-            vector.grad.zero_()
-            loss.backward()
-            clip_gradient(vector, args.max_grad_norm)
-            optimizer.step()
+            parts, log_ratio = learn(mini, clip_coef)
             losses.append(parts)
             log_ratios.append(log_ratio)
         log_ratios = torch.cat(log_ratios)  # of one whole epoch
@@ -708,12 +718,15 @@ def train(args: Args, run: "Run"):
     final_clip_coef = 0.0 if args.anneal_clip else args.clip_coef
 
     step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
+    agent.policy = run.recorded(agent.policy)  # which acts on images
+    loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
+    learn = run.recorded(partial(gradient_step, agent, optimizer, args, loss_of), optimizer)
     while step < args.total_timesteps:
         learning_rate = linear_schedule(
             args.learning_rate, final_learning_rate, schedule_steps, step
         )
         clip_coef = linear_schedule(args.clip_coef, final_clip_coef, schedule_steps, step)
-        optimizer.param_groups[0]["lr"] = learning_rate
+        set_learning_rate(optimizer, learning_rate)
 
         buffer.clear()
         steps_left = (args.total_timesteps - step) // args.num_envs
@@ -728,7 +741,7 @@ def train(args: Args, run: "Run"):
             obs = next_obs
 
         batch, running_returns = make_batch(agent, buffer, args, running_returns)
-        scalars = update(agent, optimizer, batch, args, clip_coef, rng)
+        scalars = update(learn, batch, args, clip_coef, rng)
         if args.norm_obs:  # after the update, so that acting and learning saw the same statistics
             agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
         step = run.end_iteration({"charts/learning_rate": learning_rate, **scalars})
@@ -739,7 +752,7 @@ def train(args: Args, run: "Run"):
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
 # algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
+# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -773,6 +786,8 @@ class RunArgs(Args):
     """Writes the weights that training starts from to this .npz file."""
     device: str = "auto"
     """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
+    cuda_graphs: bool = True
+    """On CUDA: records what is computed again and again as CUDA graphs, and replays them."""
     torch_threads: int = 0
     """CPU threads of torch, NumPy and Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
@@ -1000,7 +1015,7 @@ def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
         num_envs=num_envs,
         vectorization_mode="vector_entry_point",
         autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-        num_threads=args.torch_threads,
+        num_threads=min(args.torch_threads, num_envs),  # more would only be in each other's way
         repeat_action_probability=args.sticky_actions,
         life_loss_info=args.episodic_life and training,
         reward_clipping=False,
@@ -1320,6 +1335,17 @@ class Run:
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
         return self.step_count, self.reset_envs()
+
+    def recorded(self, function, *optimizers):
+        """`function`, on a GPU as CUDA graphs. Optimizers that it steps are made fit for that."""
+        if self.device.type != "cuda" or not self.args.cuda_graphs:
+            return function
+        # that torch says a recorded optimizer is slow where it is not replayed: for one call
+        warnings.filterwarnings("ignore", ".*capturable=True")
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["capturable"] = True
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        return Recorded(function)
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
@@ -1676,6 +1702,50 @@ def choose_device(args: RunArgs, obs_space):
         text = first_line(error).split(". ")[0]
         advice = "a run is resumed where it was trained" if args.resume else "try --device cpu"
         raise UserError(f"--device {args.device}: {text}; {advice}") from None
+
+
+class Recorded:
+    """`function` as a CUDA graph: called as it is at first, recorded at the second call, and from
+    then on replayed by the GPU alone, where Python would start its operations one by one.
+
+    Inputs are tensors, in dicts too, and flags; each combination of shapes and flags has its graph.
+    What else the function reads must be changed in place, else the graph goes on with what it was.
+    """
+
+    def __init__(self, function):
+        self.function, self.graphs = function, {}
+
+    def __call__(self, *inputs):
+        flat, _ = tree_flatten(inputs)
+        key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
+        if key not in self.graphs:  # lets torch and the optimizer make what they keep
+            self.graphs[key] = None
+            now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+            beside.wait_stream(now)
+            with torch.cuda.stream(beside):
+                outputs = self.function(*inputs)
+            now.wait_stream(beside)
+            return outputs
+        if self.graphs[key] is None:
+            held, graph = tree_map_only(torch.Tensor, torch.clone, inputs), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = self.function(*held)
+            self.graphs[key] = graph, tree_flatten(held)[0], outputs
+        graph, held, outputs = self.graphs[key]
+        for x, y in zip(held, flat, strict=True):
+            if torch.is_tensor(x):
+                x.copy_(y)
+        graph.replay()
+        return tree_map_only(torch.Tensor, torch.clone, outputs)
+
+
+def set_learning_rate(optimizer, learning_rate: float):
+    """In place if it is a tensor, see Recorded."""
+    group = optimizer.param_groups[0]
+    if torch.is_tensor(group["lr"]):
+        group["lr"].fill_(learning_rate)
+    else:
+        group["lr"] = learning_rate
 
 
 def keep_freed_memory():

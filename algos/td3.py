@@ -35,9 +35,11 @@ import threading
 import time
 import tomllib
 import traceback
+import warnings
 import zipfile
 from collections import deque
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -48,6 +50,7 @@ import torch.nn.functional as F
 import tyro
 from threadpoolctl import threadpool_limits
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 ALGO = "td3"
 
@@ -157,11 +160,14 @@ class Agent(nn.Module):
         self.register_buffer("action_low", torch.tensor(self.low))  # for who acts by weights.npz
         self.register_buffer("action_high", torch.tensor(self.high))
 
+    def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
+        return self.actor(obs)
+
     @torch.no_grad()
     def act(self, obs, rng, noise=0.0):
         """(num_envs, obs_dim) -> (num_envs, action_dim) in [-1, 1], with Gaussian noise on it."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        actions = self.actor(obs).cpu().numpy()
+        actions = self.policy(obs).cpu().numpy()
         if noise > 0:
             actions = actions + noise * rng.standard_normal(actions.shape, np.float32)
         return actions.clip(-1, 1)
@@ -297,7 +303,7 @@ def polyak(target, source, tau: float):
         p.lerp_(q, tau)
 
 
-def update(agent, target, optimizers, batch, noise, args, learn_policy: bool):
+def update(agent, target, optimizers, args, batch, noise, learn_policy: bool):
     """One step of the critics and, with `learn_policy`, of the actor and the target networks.
 
     optimizers: of the actor and of the critics; noise: for the target's actions, not clipped yet,
@@ -357,6 +363,8 @@ def train(args: Args, run: "Run"):
     )  # fmt: skip
     if step == 0:  # only now, since run.start may have loaded other weights
         target.load_state_dict(agent.state_dict())
+    agent.policy = run.recorded(agent.policy)
+    learn = run.recorded(partial(update, agent, target, optimizers, args), *optimizers)
     while step < args.total_timesteps:
         if step < args.learning_starts:
             actions = rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
@@ -377,7 +385,7 @@ def train(args: Args, run: "Run"):
                 noise = rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
                 noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
                 learn_policy = step % args.policy_frequency == 0
-                scalars = update(agent, target, optimizers, batch, noise, args, learn_policy)
+                scalars = learn(batch, noise, learn_policy)
                 for name, value in scalars.items():
                     history.setdefault(name, deque(maxlen=2_000)).append(value)
 
@@ -393,7 +401,7 @@ def train(args: Args, run: "Run"):
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
 # algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, step, logs_now and end_iteration.
+# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
 
 
 @dataclass
@@ -427,6 +435,8 @@ class RunArgs(Args):
     """Writes the weights that training starts from to this .npz file."""
     device: str = "auto"
     """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
+    cuda_graphs: bool = True
+    """On CUDA: records what is computed again and again as CUDA graphs, and replays them."""
     torch_threads: int = 0
     """CPU threads of torch, NumPy and Atari; 0: as many as make this script fastest, all or one."""
     runs_dir: str = "runs"
@@ -654,7 +664,7 @@ def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
         num_envs=num_envs,
         vectorization_mode="vector_entry_point",
         autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-        num_threads=args.torch_threads,
+        num_threads=min(args.torch_threads, num_envs),  # more would only be in each other's way
         repeat_action_probability=args.sticky_actions,
         life_loss_info=args.episodic_life and training,
         reward_clipping=False,
@@ -974,6 +984,17 @@ class Run:
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
         return self.step_count, self.reset_envs()
+
+    def recorded(self, function, *optimizers):
+        """`function`, on a GPU as CUDA graphs. Optimizers that it steps are made fit for that."""
+        if self.device.type != "cuda" or not self.args.cuda_graphs:
+            return function
+        # that torch says a recorded optimizer is slow where it is not replayed: for one call
+        warnings.filterwarnings("ignore", ".*capturable=True")
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["capturable"] = True
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        return Recorded(function)
 
     def reset_envs(self):
         seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
@@ -1330,6 +1351,50 @@ def choose_device(args: RunArgs, obs_space):
         text = first_line(error).split(". ")[0]
         advice = "a run is resumed where it was trained" if args.resume else "try --device cpu"
         raise UserError(f"--device {args.device}: {text}; {advice}") from None
+
+
+class Recorded:
+    """`function` as a CUDA graph: called as it is at first, recorded at the second call, and from
+    then on replayed by the GPU alone, where Python would start its operations one by one.
+
+    Inputs are tensors, in dicts too, and flags; each combination of shapes and flags has its graph.
+    What else the function reads must be changed in place, else the graph goes on with what it was.
+    """
+
+    def __init__(self, function):
+        self.function, self.graphs = function, {}
+
+    def __call__(self, *inputs):
+        flat, _ = tree_flatten(inputs)
+        key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
+        if key not in self.graphs:  # lets torch and the optimizer make what they keep
+            self.graphs[key] = None
+            now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+            beside.wait_stream(now)
+            with torch.cuda.stream(beside):
+                outputs = self.function(*inputs)
+            now.wait_stream(beside)
+            return outputs
+        if self.graphs[key] is None:
+            held, graph = tree_map_only(torch.Tensor, torch.clone, inputs), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = self.function(*held)
+            self.graphs[key] = graph, tree_flatten(held)[0], outputs
+        graph, held, outputs = self.graphs[key]
+        for x, y in zip(held, flat, strict=True):
+            if torch.is_tensor(x):
+                x.copy_(y)
+        graph.replay()
+        return tree_map_only(torch.Tensor, torch.clone, outputs)
+
+
+def set_learning_rate(optimizer, learning_rate: float):
+    """In place if it is a tensor, see Recorded."""
+    group = optimizer.param_groups[0]
+    if torch.is_tensor(group["lr"]):
+        group["lr"].fill_(learning_rate)
+    else:
+        group["lr"] = learning_rate
 
 
 def keep_freed_memory():

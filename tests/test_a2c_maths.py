@@ -3,6 +3,8 @@
 What a2c.py shares with ppo.py byte for byte, GAE for one, is tested in test_ppo_maths.py.
 """
 
+from functools import partial
+
 import a2c
 import gymnasium as gym
 import numpy as np
@@ -88,7 +90,8 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(kind, share_trunk, optimize
             batch, _ = script.make_batch(agent, buffer, args[script], np.zeros(ENVS))
             if script is ppo:
                 rng = np.random.default_rng(number)
-                ppo.update(agent, optimizers[ppo], batch, args[ppo], args[ppo].clip_coef, rng)
+                learn = partial(ppo.gradient_step, agent, optimizers[ppo], args[ppo], ppo.ppo_loss)
+                ppo.update(learn, batch, args[ppo], args[ppo].clip_coef, rng)
             else:
                 a2c.update(agent, optimizers[a2c], batch, args[a2c])
         np.testing.assert_allclose(

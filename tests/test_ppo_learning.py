@@ -96,9 +96,10 @@ def test_the_first_ratio_of_every_update_is_one(tmp_path, monkeypatch):
 def test_the_learning_rate_and_the_clipping_follow_their_schedules(tmp_path, monkeypatch):
     seen, update = [], ppo.update
 
-    def spy(agent, optimizer, batch, args, clip_coef, rng):
+    def spy(learn, batch, args, clip_coef, rng):
+        _, optimizer, *_ = learn.args
         seen.append((optimizer.param_groups[0]["lr"], clip_coef))
-        return update(agent, optimizer, batch, args, clip_coef, rng)
+        return update(learn, batch, args, clip_coef, rng)
 
     monkeypatch.setattr(ppo, "update", spy)
     schedule = dict(learning_rate=8e-3, final_learning_rate=4e-3, clip_coef=0.4)

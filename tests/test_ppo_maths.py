@@ -5,6 +5,7 @@ Sizes are pairwise different primes, so that a wrong axis cannot hide.
 
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import ppo
@@ -267,7 +268,9 @@ def run_update(**settings):
     optimizer = torch.optim.Adam([ppo.flatten(agent)], lr=args.learning_rate)
     batch = make_update_batch(agent, 35)
     before = [p.detach().clone() for p in agent.parameters()]
-    scalars = ppo.update(agent, optimizer, batch, args, args.clip_coef, np.random.default_rng(0))
+    loss_of = torch.compile(ppo.ppo_loss) if args.compile else ppo.ppo_loss
+    learn = partial(ppo.gradient_step, agent, optimizer, args, loss_of)
+    scalars = ppo.update(learn, batch, args, args.clip_coef, np.random.default_rng(0))
     moved = [not torch.equal(p, q) for p, q in zip(agent.parameters(), before, strict=True)]
     (state,) = optimizer.state.values()
     steps = state["step"].item()

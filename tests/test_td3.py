@@ -90,7 +90,7 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
         noise = 0.4 * rng.standard_normal((BATCH, ACTIONS))
         learn_policy = step % args.policy_frequency == 0
         scalars = td3.update(
-            agent, target, optimizers, batch, torch.tensor(noise), args, learn_policy
+            agent, target, optimizers, args, batch, torch.tensor(noise), learn_policy
         )
 
         obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in td3.REPLAY_ARRAYS)
@@ -165,9 +165,9 @@ def test_the_actor_leaves_the_critics_alone():
     args = td3.Args(tau=0.25)
     without = copy.deepcopy(agent.critics.state_dict())
     fresh, fresh_target, fresh_optimizers = agents()
-    td3.update(fresh, fresh_target, fresh_optimizers, batch, noise, args, learn_policy=False)
+    td3.update(fresh, fresh_target, fresh_optimizers, args, batch, noise, learn_policy=False)
     before = hash_of_parameters(agent.actor)
-    td3.update(agent, target, optimizers, batch, noise, args, learn_policy=True)
+    td3.update(agent, target, optimizers, args, batch, noise, learn_policy=True)
     assert hash_of_parameters(agent.actor) != before
     assert hash_of_parameters(agent.critics) == hash_of_parameters(fresh.critics)
     gradients = [p.grad for p in agent.critics.parameters()]
