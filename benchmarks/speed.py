@@ -16,6 +16,8 @@ a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 6
 rollouts of 512 steps in all, and of two runs side by side. `profile` says what the time of a step
 goes into, by profiled.py, in the same cells; beside it `arithmetic`, what the floating-point
 operations would take alone.
+
+`gpu`, only when it is named, is the speed of our scripts on a GPU, with CUDA graphs and without.
 """
 
 import argparse
@@ -31,7 +33,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +102,14 @@ BREAKOUT_DQN_FLAGS = (
     "--train-frequency 4 --gradient-steps 1 --target-network-frequency 1000 --learning-rate 1e-4 "
     "--clip-reward --episodic-life --eval-epsilon 1 --tau 1 --n-step 1 --no-anneal-lr --gamma 0.99"
 )
+# On a GPU: the first and the last step that count, and what LeanRL says of itself on an H100
+# (github.com/pytorch-labs/LeanRL), with an agent and settings of the same kind
+ON_GPU = {
+    "ppo-breakout": (24_576, 61_440, 6_809),
+    "dqn-breakout": (3_600, 9_000, ""),
+    "td3-halfcheetah": (2_400, 6_000, 936),
+    "ppo-halfcheetah": (8_192, 20_480, 1_774),
+}
 # "must" is the project's target. Where the fastest peer known is not among these two, it is that
 # target over what stable-baselines3 did when it was set; C51, which neither has, is held to DQN
 CELLS = {
@@ -214,17 +224,17 @@ def held_to(cores: int):
         os.sched_setaffinity(0, before)
 
 
-def our_flags(cell: Cell, folder: str) -> list:
+def our_flags(cell: Cell, folder: str, device: str = "cpu") -> list:
     """The name of our script, and its flags."""
     flags = ["--total-timesteps", cell.last, "--eval-episodes", 1, "--log-frequency", 500]
-    flags += ["--env-id", cell.env_id, "--torch-threads", cell.threads, "--device", "cpu"]
+    flags += ["--env-id", cell.env_id, "--torch-threads", cell.threads, "--device", device]
     flags += ["--runs-dir", folder]
     return cell.flags.split() + flags
 
 
-def run_ours(cell: Cell, folder: str) -> dict:
+def run_ours(cell: Cell, folder: str, device: str = "cpu") -> dict:
     """Trains with our script; speed and the seconds to the first update, from its event file."""
-    script, *flags = our_flags(cell, folder)
+    script, *flags = our_flags(cell, folder, device)
     command = [sys.executable, ROOT / "algos" / f"{script}.py", *flags]
     started = time.time()
     subprocess.run([str(w) for w in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -379,6 +389,33 @@ def measure_profile(name: str, folder: str) -> dict:
     return {"cell": name, **parts, "arithmetic": round(arithmetic, 1)}
 
 
+def measure_gpu(name: str, repeats: int, folder: str) -> list[dict]:
+    """SPS of a cell on the GPU, with CUDA graphs and without, in turns."""
+    import torch
+
+    first, last, leanrl = ON_GPU[name]
+    cell = replace(CELLS[name], first=first, last=last, threads=CELLS[name].num_envs)
+    speeds = {"--cuda-graphs": [], "--no-cuda-graphs": []}
+    for _ in range(repeats):
+        for flag, runs in speeds.items():
+            its_cell = replace(cell, flags=f"{cell.flags} {flag}")
+            runs.append(run_ours(its_cell, folder, "cuda")["sps"])
+    envs, rows = measured_env_sps(cell), []
+    for flag, runs in speeds.items():
+        row = {
+            "cell": name,
+            "cuda_graphs": "yes" if flag == "--cuda-graphs" else "no",
+            "sps": round(statistics.median(runs)),
+            "environments_alone": round(envs),
+            "leanrl_h100": leanrl,
+            "gpu": torch.cuda.get_device_name(),
+            "repeats": repeats,
+        }
+        rows.append(row)
+        print("gpu              " + ", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+    return rows
+
+
 def measured_gflops(threads: int) -> float:
     """Of large matrix products in fp32 [1e9 floating-point operations per second]."""
     import torch
@@ -467,20 +504,20 @@ def keep(path: Path, name: str, rows: list[dict], order: list[str]):
 
 
 def main():
-    names = [*CELLS, *SOLVES, "scaling", "profile"]
+    names = [*CELLS, *SOLVES, "scaling", "profile", "gpu"]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("cells", nargs="*", help=f"of {', '.join(names)}; none: all")
+    parser.add_argument("cells", nargs="*", help=f"of {', '.join(names)}; none: all but gpu")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if unknown := set(args.cells) - set(names):
         parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
-    tasks = {**CELLS, **SOLVES}
-    has_peers = any(tasks[name].peers for name in args.cells or names if name in tasks)
+    tasks, chosen = {**CELLS, **SOLVES}, args.cells or names[:-1]
+    has_peers = any(tasks[name].peers for name in chosen if name in tasks)
     if has_peers and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
-    for name in args.cells or names:
+    for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
             if name in CELLS:
                 with held_to(CELLS[name].threads):
@@ -494,6 +531,9 @@ def main():
             elif name == "scaling":
                 rows = measure_scaling(args.repeats, folder)
                 keep(RESULTS / "scaling.csv", name, rows, names)
+            elif name == "gpu":
+                for cell in ON_GPU:
+                    keep(RESULTS / "gpu.csv", cell, measure_gpu(cell, args.repeats, folder), names)
             else:
                 for cell in CELLS:
                     row = measure_profile(cell, folder)

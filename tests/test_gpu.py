@@ -12,7 +12,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 PONG = dict(env_id="ALE/Pong-v5", num_envs=3, total_timesteps=150, eval_episodes=1)
 ROLLOUTS = dict(num_steps=5, anneal_lr=True, learning_rate=1e-2)
-REPLAY = dict(buffer_size=500, learning_starts=30, batch_size=7)
+REPLAY = dict(buffer_size=600, learning_starts=30, batch_size=7)
 RUNS = {
     "ppo": PONG | ROLLOUTS | dict(num_minibatches=3),
     "a2c": PONG | ROLLOUTS,
