@@ -511,7 +511,7 @@ def results_table(cells: list[Cell], published: list[Published]) -> str:
                 mean_and_std(greedy),
                 mean_and_std(cell.values("training")),
                 *beside,
-                f"{minutes:.1f}" + (" (GPU)" if cell.about["args"]["device"] == "cuda" else ""),
+                f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else ""),
                 f"`{cell.about['command']}`",
             ]
         )

@@ -3,9 +3,11 @@
 Sizes are pairwise different primes, so that a wrong axis cannot hide.
 """
 
+import copy
 import math
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import ppo
@@ -200,11 +202,14 @@ def test_acting_in_numpy_is_the_policy(settings):
     for _ in range(2):
         with torch.no_grad():
             expected = agent.policy(torch.tensor(obs)).numpy()
-            policy = ppo.in_numpy(agent.actor, ppo.in_numpy(agent.trunk, agent.normalised(obs)))
+            policy = agent.policy_in_numpy(agent.normalised(obs))
         assert policy.dtype == np.float32 and policy.shape == (BATCH, ACTIONS)
         np.testing.assert_allclose(policy, expected, rtol=1e-4, atol=1e-5)
         greedy = agent.act(obs, rng, greedy=True)
         np.testing.assert_array_equal(greedy, policy.argmax(axis=1) if agent.discrete else policy)
+        elsewhere = copy.copy(agent)  # as if on a GPU, where torch acts
+        elsewhere.policy_in_numpy = SimpleNamespace(first=SimpleNamespace(is_cpu=False))
+        np.testing.assert_allclose(elsewhere.act(obs, rng, greedy=True), greedy, atol=1e-5)
         with torch.no_grad():  # an optimizer's step must reach it
             for parameter in agent.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -216,7 +221,22 @@ def test_layers_that_numpy_has_not_go_through_torch():
     obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
     with torch.no_grad():
         expected = layers(torch.tensor(obs)).numpy()
-        np.testing.assert_allclose(ppo.in_numpy(layers, obs), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ppo.InNumpy(layers)(obs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_move_are_found_again():
+    torch.manual_seed(0)
+    agent = ppo.Agent((OBS,), num_actions=ACTIONS)
+    obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
+    before = agent.policy_in_numpy(obs)
+    vector = ppo.flatten(agent)
+    np.testing.assert_array_equal(agent.policy_in_numpy(obs), before)
+    with torch.no_grad():
+        vector.mul_(2)
+    assert not np.allclose(agent.policy_in_numpy(obs), before, rtol=0.1)
+    np.testing.assert_allclose(
+        agent.policy_in_numpy(obs), agent.policy(torch.tensor(obs)).detach(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
