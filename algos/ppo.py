@@ -738,7 +738,9 @@ def train(args: Args, run: "Run"):
     step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
     agent.policy = run.recorded(agent.policy)
     loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
-    learn = run.recorded(partial(gradient_step, agent, optimizer, args, loss_of), optimizer)
+    learn = partial(gradient_step, agent, optimizer, args, loss_of)
+    if not args.compile:  # one or the other
+        learn = run.recorded(learn, optimizer)
     while step < args.total_timesteps:
         learning_rate = linear_schedule(
             args.learning_rate, final_learning_rate, schedule_steps, step

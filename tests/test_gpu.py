@@ -13,11 +13,17 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 PONG = dict(env_id="ALE/Pong-v5", num_envs=3, total_timesteps=150, eval_episodes=1)
 ROLLOUTS = dict(num_steps=5, anneal_lr=True, learning_rate=1e-2)
 REPLAY = dict(buffer_size=600, learning_starts=30, batch_size=7)
+PENDULUM = dict(env_id="Pendulum-v1", num_envs=3, total_timesteps=150, eval_episodes=1)
+CARTPOLE = PENDULUM | dict(env_id="CartPole-v1")
+EPSILON = dict(eval_epsilon=1.0, train_frequency=3, anneal_lr=True)
 RUNS = {
-    "ppo": PONG | ROLLOUTS | dict(num_minibatches=3),
-    "a2c": PONG | ROLLOUTS,
-    "dqn": PONG | REPLAY | dict(eval_epsilon=1.0, train_frequency=3, anneal_lr=True),
-    "td3": dict(env_id="Pendulum-v1", total_timesteps=150, eval_episodes=1) | REPLAY,
+    "ppo of images": PONG | ROLLOUTS | dict(num_minibatches=3),
+    "ppo": PENDULUM | ROLLOUTS | dict(num_minibatches=3, norm_obs=True),
+    "a2c of images": PONG | ROLLOUTS,
+    "a2c": PENDULUM | ROLLOUTS,
+    "dqn of images": PONG | REPLAY | EPSILON,
+    "dqn": CARTPOLE | REPLAY | EPSILON | dict(dueling=True, double=True),
+    "td3": PENDULUM | REPLAY,
 }
 
 
@@ -31,7 +37,7 @@ def final_hash(script, runs_dir, **settings):
 @needs_cuda
 @pytest.mark.parametrize("name", RUNS)
 def test_cuda_graphs_learn_what_plain_calls_do(name, tmp_path):
-    script = importlib.import_module(name)
+    script = importlib.import_module(name.split()[0])
     recorded, _ = final_hash(script, tmp_path, **RUNS[name])
     plain, _ = final_hash(script, tmp_path, **RUNS[name], cuda_graphs=False)
     untrained, _ = final_hash(script, tmp_path, **RUNS[name] | dict(learning_rate=1e-30))
