@@ -243,7 +243,7 @@ class InNumpy:
 
     def __init__(self, *networks):
         self.layers = [layer for network in networks for layer in self.layers_of(network)]
-        self.first = next(self.layers[0].parameters())
+        self.first = next(nn.ModuleList(self.layers).parameters())
         self.address = None
 
     def layers_of(self, network):
@@ -694,7 +694,7 @@ def train(args: Args, run: "Run"):
     final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate
 
     step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
-    agent.policy = run.recorded(agent.policy)
+    agent.policy = run.recorded(agent.policy)  # on a GPU as CUDA graphs
     while step < args.total_timesteps:
         learning_rate = linear_schedule(
             args.learning_rate, final_learning_rate, schedule_steps, step
@@ -735,8 +735,9 @@ def train(args: Args, run: "Run"):
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
-# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
+# algorithm uses UserError, require_range, set_learning_rate, for a replay buffer require_memory and
+# write_file, and of `run` obs_space, action_space, device, start, recorded, step, logs_now and
+# end_iteration.
 
 
 @dataclass

@@ -192,7 +192,7 @@ class InNumpy:
 
     def __init__(self, *networks):
         self.layers = [layer for network in networks for layer in self.layers_of(network)]
-        self.first = next(self.layers[0].parameters())
+        self.first = next(nn.ModuleList(self.layers).parameters())
         self.address = None
 
     def layers_of(self, network):
@@ -582,7 +582,7 @@ def train(args: Args, run: "Run"):
     )
     if step == 0:  # only now, since run.start may have loaded other weights
         target_q_network.load_state_dict(q_network.state_dict())
-    q_network.best_actions = run.recorded(q_network.best_actions)
+    q_network.best_actions = run.recorded(q_network.best_actions)  # on a GPU as CUDA graphs
     learn = run.recorded(
         lambda batch: update(q_network, target_q_network, optimizer, batch, args), optimizer
     )
@@ -633,8 +633,9 @@ def train(args: Args, run: "Run"):
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
-# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
+# algorithm uses UserError, require_range, set_learning_rate, for a replay buffer require_memory and
+# write_file, and of `run` obs_space, action_space, device, start, recorded, step, logs_now and
+# end_iteration.
 
 
 @dataclass

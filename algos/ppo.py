@@ -259,7 +259,7 @@ class InNumpy:
 
     def __init__(self, *networks):
         self.layers = [layer for network in networks for layer in self.layers_of(network)]
-        self.first = next(self.layers[0].parameters())
+        self.first = next(nn.ModuleList(self.layers).parameters())
         self.address = None
 
     def layers_of(self, network):
@@ -736,7 +736,7 @@ def train(args: Args, run: "Run"):
     final_clip_coef = 0.0 if args.anneal_clip else args.clip_coef
 
     step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
-    agent.policy = run.recorded(agent.policy)
+    agent.policy = run.recorded(agent.policy)  # on a GPU as CUDA graphs
     loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
     learn = partial(gradient_step, agent, optimizer, args, loss_of)
     if not args.compile:  # one or the other
@@ -771,8 +771,9 @@ def train(args: Args, run: "Run"):
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
-# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
+# algorithm uses UserError, require_range, set_learning_rate, for a replay buffer require_memory and
+# write_file, and of `run` obs_space, action_space, device, start, recorded, step, logs_now and
+# end_iteration.
 
 
 @dataclass

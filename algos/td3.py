@@ -363,7 +363,7 @@ def train(args: Args, run: "Run"):
     )  # fmt: skip
     if step == 0:  # only now, since run.start may have loaded other weights
         target.load_state_dict(agent.state_dict())
-    agent.policy = run.recorded(agent.policy)
+    agent.policy = run.recorded(agent.policy)  # on a GPU as CUDA graphs
     learn = run.recorded(partial(update, agent, target, optimizers, args), *optimizers)
     while step < args.total_timesteps:
         if step < args.learning_starts:
@@ -400,8 +400,9 @@ def train(args: Args, run: "Run"):
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
 # It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
-# algorithm uses UserError, require_range, for a replay buffer require_memory and write_file, and of
-# `run` obs_space, action_space, device, start, recorded, step, logs_now and end_iteration.
+# algorithm uses UserError, require_range, set_learning_rate, for a replay buffer require_memory and
+# write_file, and of `run` obs_space, action_space, device, start, recorded, step, logs_now and
+# end_iteration.
 
 
 @dataclass

@@ -217,7 +217,8 @@ def test_acting_in_numpy_is_the_policy(settings):
 
 def test_layers_that_numpy_has_not_go_through_torch():
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(OBS, 5), nn.GELU(), nn.Sequential(nn.Linear(5, 3), nn.SiLU()))
+    inner = nn.Sequential(nn.Linear(5, 3), nn.SiLU())
+    layers = nn.Sequential(nn.Softplus(), nn.Linear(OBS, 5), nn.GELU(), inner)
     obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
     with torch.no_grad():
         expected = layers(torch.tensor(obs)).numpy()
