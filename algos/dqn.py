@@ -264,13 +264,15 @@ class QNetwork(nn.Module):
     def feed(self, part, x):  # the part of that name, for a tensor or an array
         return getattr(self, part)(x) if torch.is_tensor(x) else self.in_numpy[part](x)
 
-    def q_values(self, logits):  # (batch, actions, atoms) -> (batch, actions)
+    def q_values(self, logits):  # (batch, actions, atoms) -> (batch, actions); array to array
         if self.n_atoms == 1:
             return logits.squeeze(2)
-        logits = torch.as_tensor(logits, device=self.support.device)  # an array in act
-        return torch.softmax(logits, dim=2) @ self.support
+        if torch.is_tensor(logits):
+            return torch.softmax(logits, dim=2) @ self.support
+        weights = np.exp(logits - logits.max(axis=2, keepdims=True))  # the softmax, but for its sum
+        return weights @ self.support.numpy() / weights.sum(axis=2)
 
-    def best_actions(self, obs):  # (batch, *obs_shape) -> (batch,); array to array or tensor
+    def best_actions(self, obs):  # (batch, *obs_shape) -> (batch,); array to array
         return self.q_values(self(obs)).argmax(axis=1)
 
     def act(self, obs, epsilon, rng):
@@ -284,7 +286,7 @@ class QNetwork(nn.Module):
                 obs = torch.as_tensor(obs, device=self.device)
                 actions = self.best_actions(obs).cpu().numpy()
         else:
-            actions = np.asarray(self.best_actions(obs))
+            actions = self.best_actions(obs)
         if num_random > 0:
             actions[explore] = rng.integers(self.num_actions, size=num_random)
         return actions
