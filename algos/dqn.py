@@ -476,18 +476,16 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     """
     n_atoms, v_min, v_max = len(support), support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
-    rewards, discounts, terminated = (
-        x[:, None].expand(-1, n_atoms) for x in (rewards, discounts, terminated)
-    )
-    returns = td_target(rewards, discounts, terminated, support.expand(len(rewards), -1))
+    assert rewards.shape == discounts.shape == terminated.shape == (len(rewards),), rewards.shape
+    returns = rewards[:, None] + (discounts * ~terminated)[:, None] * support  # (batch, atoms)
     # where each return lies between atoms, (batch, atoms): 0 at the first, n_atoms - 1 at the last
     position = (returns.clamp(v_min, v_max) - v_min) / (v_max - v_min) * (n_atoms - 1)
     # never the last atom, so that there always is one above and the two shares sum to 1
-    lower = position.floor().clamp(0, n_atoms - 2)
-    upper_share = position - lower
+    lower = position.long().clamp(max=n_atoms - 2)
+    to_upper = next_probs * (position - lower)
     projected = torch.zeros_like(next_probs)
-    projected.scatter_add_(1, lower.long(), next_probs * (1 - upper_share))
-    projected.scatter_add_(1, lower.long() + 1, next_probs * upper_share)
+    projected[:, :-1].scatter_add_(1, lower, next_probs - to_upper)
+    projected[:, 1:].scatter_add_(1, lower, to_upper)
     return projected
 
 
@@ -520,7 +518,7 @@ def q_loss(q_network, target_q_network, batch, args):
         loss = loss_function(q_values, target)
     else:
         assert taken_logits.shape == target.shape, (taken_logits.shape, target.shape)
-        loss = -(target * torch.log_softmax(taken_logits, dim=1)).sum(dim=1).mean()
+        loss = F.cross_entropy(taken_logits, target)  # of each row, and the mean of the rows
     return loss, taken_logits.detach()[:, None]  # one action, in the shape that q_values takes
 
 

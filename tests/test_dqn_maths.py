@@ -82,6 +82,9 @@ def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
     q_network = network(n_atoms=ATOMS, dueling=True)
     logits = torch.randn(BATCH, ACTIONS, ATOMS)
     q_values = q_network.q_values(logits)
+    of_array = q_network.q_values(logits.numpy() + np.float32(200))  # the same distribution
+    assert isinstance(of_array, np.ndarray) and of_array.dtype == np.float32
+    np.testing.assert_allclose(of_array, q_values, rtol=1e-3, atol=1e-4)
     support, logits = q_network.support.tolist(), logits.tolist()
     for b in range(BATCH):
         for a in range(ACTIONS):
