@@ -617,14 +617,16 @@ def train(args: Args, run: "Run"):
             td_losses, taken_logits = zip(*history, strict=True)
             taken_logits = torch.cat(taken_logits)  # (updates * batch, 1, atoms)
             scalars["losses/td_loss"] = torch.stack(td_losses).mean().item()
-            scalars["losses/q_values"] = q_network.q_values(taken_logits).mean().item()
+            if args.n_atoms == 1:
+                scalars["losses/q_values"] = taken_logits.mean().item()
+            else:  # Q is linear in the probabilities: the mean of them has the mean Q
+                probs = torch.softmax(taken_logits, dim=2).mean(dim=(0, 1))  # (atoms,)
+                scalars["losses/q_values"] = (probs @ q_network.support).item()
+                scalars["losses/mass_at_ends"] = (probs[0] + probs[-1]).item()
             if args.batch_size > 1:  # one state has no spread
                 with torch.no_grad():
                     q_values = q_network.q_values(q_network(batch["obs"]))  # (batch, actions)
                 scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
-            if args.n_atoms > 1:
-                ends = torch.softmax(taken_logits, dim=2)[..., [0, -1]].sum(dim=2)
-                scalars["losses/mass_at_ends"] = ends.mean().item()
             history.clear()
         run.end_iteration(scalars)
     return q_network
