@@ -1,6 +1,7 @@
 """The loop of dqn.py: what it asks for, and when."""
 
 import dqn
+import numpy as np
 import pytest
 from conftest import hash_of_parameters
 
@@ -43,3 +44,38 @@ def test_the_target_network_is_a_copy_of_its_own_taken_when_it_is_due(tmp_path, 
     for step, (_, target), (q_after, target_after) in zip(steps, states, states[1:], strict=False):
         due = step // 20 > (step - 8) // 20
         assert target_after == (q_after if due else target)
+
+
+@pytest.mark.parametrize("n_atoms", [1, 7])
+def test_the_curves_are_means_over_all_updates_since_the_last_point(tmp_path, monkeypatch, n_atoms):
+    returned, points, update, end = [], [], dqn.update, dqn.Run.end_iteration
+
+    def spy(*inputs):
+        returned.append(update(*inputs))
+        return returned[-1]
+
+    def look(run, scalars):
+        if "losses/td_loss" in scalars:
+            points.append((scalars, list(returned)))
+            returned.clear()
+        return end(run, scalars)
+
+    monkeypatch.setattr(dqn, "update", spy)
+    monkeypatch.setattr(dqn.Run, "end_iteration", look)
+    sizes = dict(total_timesteps=240, learning_starts=100, batch_size=5, log_frequency=60)
+    train(tmp_path, n_atoms=n_atoms, v_min=-3.0, v_max=11.0, **sizes)
+    assert len(points) > 1
+    for scalars, since in points:
+        rows = np.concatenate([logits.numpy()[:, 0] for _, logits in since]).astype(np.float64)
+        assert rows.shape == (5 * len(since), n_atoms)
+        q_values, at_ends = [], []
+        for row in rows:
+            probs = [np.exp(x) / sum(np.exp(row)) for x in row]
+            q = sum(p * z for p, z in zip(probs, np.linspace(-3, 11, n_atoms), strict=True))
+            q_values.append(row[0] if n_atoms == 1 else q)
+            at_ends.append(probs[0] + probs[-1])
+        losses = [loss.item() for loss, _ in since]
+        assert scalars["losses/td_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+        assert scalars["losses/q_values"] == pytest.approx(np.mean(q_values), rel=1e-4, abs=1e-5)
+        if n_atoms > 1:
+            assert scalars["losses/mass_at_ends"] == pytest.approx(np.mean(at_ends), rel=1e-4)
