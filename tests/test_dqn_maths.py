@@ -224,11 +224,14 @@ def test_the_categorical_loss_by_hand(double):
     assert loss.item() == pytest.approx(total / BATCH, rel=1e-4)
 
 
-def test_rewards_with_a_second_axis_are_refused():
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+@pytest.mark.parametrize("name", ["rewards", "discounts", "terminated"])
+def test_outcomes_with_a_second_axis_are_refused(name, n_atoms):
     batch = random_batch(np.random.default_rng(0))
-    batch["rewards"] = batch["rewards"][:, None]
+    batch[name] = batch[name][:, None]
+    q_network, args = network(n_atoms=n_atoms), arguments(n_atoms=n_atoms)
     with pytest.raises(AssertionError):
-        dqn.q_loss(network(), network(), batch, arguments())
+        dqn.q_loss(q_network, q_network, batch, args)
 
 
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
