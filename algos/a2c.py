@@ -30,6 +30,7 @@ import json
 import math
 import os
 import platform
+import random
 import re
 import shlex
 import signal
@@ -125,6 +126,8 @@ class Args:
         require_range(self, at_least_1 + " hidden_size checkpoint_frequency", low=1)
         require_range(self, at_least_0 + " max_grad_norm", low=0)
         require_range(self, "gamma gae_lambda", low=0, high=1)
+        if self.anneal_steps and not self.anneal_lr:
+            raise UserError("anneal_steps is for anneal_lr")
         if self.final_learning_rate and not self.anneal_lr:
             raise UserError("final_learning_rate is for anneal_lr")
         total, size, parts = self.total_timesteps, self.batch_size, self.num_microbatches
@@ -277,7 +280,7 @@ class Agent(nn.Module):
     Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
     deviation does not depend on the observation. Its actions are in half ranges: 0 is the middle
     between a dimension's bounds, -1 and 1 are the bounds. Where a bound is infinite, they are the
-    environment's own. `to_env` converts them.
+    environment's own, counted from 0 or the bound nearest to it. `to_env` converts them.
     """
 
     def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
@@ -318,8 +321,9 @@ class Agent(nn.Module):
             low, high = np.float32(action_low), np.float32(action_high)
             self.low, self.high = low, high
             with np.errstate(all="ignore"):  # infinite bounds
-                bounded = np.isfinite(high - low)
-                self.action_middle = np.where(bounded, (low + high) / 2, np.float32(0))
+                bounded = high - low < np.finfo(np.float32).max  # which many write for infinity
+                nearest_to_0 = np.clip(np.float32(0), low, high)
+                self.action_middle = np.where(bounded, (low + high) / 2, nearest_to_0)
                 self.half_range = np.where(bounded, (high - low) / 2, np.float32(1))
             # not read here: weights.npz shall say by itself what its actions mean
             self.register_buffer("action_low", torch.tensor(low))
@@ -734,10 +738,10 @@ def train(args: Args, run: "Run"):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
-# It uses ALGO, Args, make_agent, evaluation_action, train and a replay buffer's save and load. The
-# algorithm uses UserError, require_range, set_learning_rate, for a replay buffer require_memory and
-# write_file, and of `run` obs_space, action_space, device, start, recorded, step, logs_now and
-# end_iteration.
+# It uses ALGO, Args, flatten, make_agent, evaluation_action, train and a replay buffer's save and
+# load. The algorithm uses UserError, require_range, set_learning_rate, for a replay buffer
+# require_memory and write_file, and of `run` obs_space, action_space, device, start, recorded,
+# step, logs_now and end_iteration.
 
 
 @dataclass
@@ -764,7 +768,8 @@ class RunArgs(Args):
     sticky_actions: float = 0.0
     """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
     keep_replay: bool = False
-    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged."""
+    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged: from
+    its last checkpoint, and if no schedule ends with total_timesteps."""
     init_weights: str | None = None
     """Starts from the weights in this .npz file, matched by name."""
     save_init: str | None = None
@@ -860,7 +865,7 @@ def parse_args(argv: list[str]) -> RunArgs:
 def config_flags(config: str) -> list[str]:
     """A table of a TOML file as command-line flags, so that tyro checks its names and types."""
     path, _, table = config.rpartition(":")
-    if not path or "/" in table or "\\" in table:  # no table named; a colon may belong to the path
+    if not Path(path).is_file():  # no table named; a colon may belong to the path
         path, table = config, ALGO
     try:
         tables = tomllib.loads(Path(path).read_text("utf-8"))
@@ -940,16 +945,17 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
 
 
 def make_env(env_id: str, **keywords):
-    """One environment whose observations are float32 vectors or channel-first images of uint8."""
+    """One environment with vectors of float32 or uint8, or with channel-first images of uint8."""
     env = gym.make(env_id, **keywords)
     space = env.observation_space
     if space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
         # (H, W) becomes (1, H, W), (H, W, C) (C, H, W), and a stack of them (stack * C, H, W)
         channels_last = len(space.shape) > 2 and space.shape[-1] < min(space.shape[-3:-1])
+        unit = np.uint8(255 // max(space.high.max(), 1))  # masks of 0 and 1 become 0 and 255
 
         def convert(x):
             x = np.moveaxis(x, -1, -3) if channels_last else x
-            return x.reshape(-1, *x.shape[-2:])
+            return x.reshape(-1, *x.shape[-2:]) * unit
 
         shape = convert(np.empty(space.shape)).shape
         image_space = gym.spaces.Box(0, 255, shape, np.uint8)
@@ -957,22 +963,27 @@ def make_env(env_id: str, **keywords):
     elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
     space = env.observation_space
-    if not isinstance(space, gym.spaces.Box):
-        raise UserError(f"environment {env_id!r}: its observations have no fixed size: {space}")
+    if not isinstance(space, gym.spaces.Box) or 0 in space.shape:
+        text = "its observations have no fixed size, or none"
+        raise UserError(f"environment {env_id!r}: {text}: {space}")
     if space.dtype not in (np.uint8, np.float32):
         space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
         env = gym.wrappers.TransformObservation(env, np.float32, space)
-    if isinstance(env.action_space, gym.spaces.Discrete) and env.action_space.start != 0:
+    if isinstance(env.action_space, gym.spaces.Discrete):
         start, n = env.action_space.start, env.action_space.n
-        env = gym.wrappers.TransformAction(env, lambda a: a + start, gym.spaces.Discrete(n))
+        if env.action_space != gym.spaces.Discrete(n):  # not from 0, or not of int64
+            # start has the type that the environment takes
+            env = gym.wrappers.TransformAction(
+                env, lambda a: type(start)(a + start), gym.spaces.Discrete(n)
+            )
     if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind != "f":
         raise UserError(f"environment {env_id!r}: actions must be real, not {env.action_space}")
     if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype != np.float32:
         bounds = env.action_space.low, env.action_space.high  # which float32 may round outwards
         env = gym.wrappers.TransformAction(
             env,
-            lambda a: np.clip(a, *bounds).astype(bounds[0].dtype),
-            gym.spaces.Box(*map(np.float32, bounds)),
+            lambda a: np.asarray(np.clip(a, *bounds), bounds[0].dtype),
+            gym.spaces.Box(*(np.asarray(bound, np.float32) for bound in bounds)),
         )
     return env
 
@@ -984,7 +995,7 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
     """
 
     def _add_info(self, vector_infos, env_info, env_num):
-        if "final_obs" not in env_info:
+        if env_info.keys() != {"final_obs", "final_info"}:  # an environment may use the name too
             return vector_infos
         # a copy, since the environment, reset next, may write over it
         env_info = {"final_obs": np.array(env_info["final_obs"])}
@@ -1062,6 +1073,16 @@ def env_seeds(num_envs: int, *entropy: int) -> list[int]:
     return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
 
 
+def reset(envs, *entropy: int):
+    """The first observations, by seeds that follow from `entropy`."""
+    seeds = env_seeds(envs.num_envs, *entropy)
+    random.seed(seeds[0])  # these two for environments without a generator of their own
+    np.random.seed(seeds[0])
+    obs, _ = envs.reset(seed=seeds)
+    require_finite("first observation", obs)
+    return obs
+
+
 def what_and_where(error: Exception) -> str:
     """An error in a line: its type, its words and, where it is not of this script, its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -1114,8 +1135,7 @@ def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
     """
     with failures_named(args.env_id, when):
         envs = make_envs(args, args.eval_episodes, training=False)
-        obs, _ = envs.reset(seed=env_seeds(args.eval_episodes, args.seed, 0, 1))
-        require_finite("first observation", obs)
+        obs = reset(envs, args.seed, 0, 1)
     rng = np.random.default_rng([args.seed, 1, 1])
     returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
     for _ in range(LONGEST_EPISODE):
@@ -1149,13 +1169,12 @@ def film(agent, args: RunArgs, path: Path):
         if str(env_spec(args.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
             keywords["camera_name"] = "track"  # else a cheetah runs out of the picture
         envs = make_envs(args, 1, training=False, **keywords)
-        seeds = env_seeds(1, args.seed, 0, 1)
-        obs, _ = envs.reset(seed=seeds)
+        obs = reset(envs, args.seed, 0, 1)
         in_colour = None
         if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
             size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
             in_colour = make_atari(args, 1, training=False, **size)
-            pictures, _ = in_colour.reset(seed=seeds)
+            pictures = reset(in_colour, args.seed, 0, 1)
         # of a game's 60 frames a second every fourth is seen
         fps = 15 if in_colour else envs.metadata.get("render_fps", 30)
         rng = np.random.default_rng([args.seed, 1, 1])
@@ -1208,7 +1227,9 @@ def save_weights(agent, path: Path):
 
 
 def load_weights(agent, path: Path, only_learned: bool = False):
-    """Loads an .npz file by name; with `only_learned`, parameters and the statistics both have."""
+    """Loads an .npz file by name; with `only_learned`, the agent may have statistics that the file
+    has not, and the file those of rewards, which acting does not need.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.as_tensor(file[name]) for name in file.files}
@@ -1218,7 +1239,7 @@ def load_weights(agent, path: Path, only_learned: bool = False):
     missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
     if only_learned:
         missing = {name for name in missing if name in parameters}
-        unknown = {name for name in unknown if "_moments." not in name}
+        unknown = {name for name in unknown if not name.startswith("return_moments.")}
         names = {name for name in names & arrays if name in parameters or "_moments." in name}
     faults = [f"lacks {name}" for name in sorted(missing)]
     faults += [f"has {name}, which the agent has not" for name in sorted(unknown)]
@@ -1229,6 +1250,12 @@ def load_weights(agent, path: Path, only_learned: bool = False):
             shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
             raise UserError(f"{path}: the shape of {name} is {shapes}")
     agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
+
+
+def remove_replay(folder: Path, needed=()):
+    for path in folder.glob("replay-*.npz"):
+        if path.name not in needed:
+            path.unlink()
 
 
 def run_hash(agent) -> str:
@@ -1265,6 +1292,7 @@ class Run:
         self.episode_lengths = np.zeros(args.num_envs)
         self.finished = []  # (return, length) of the episodes since the last point of the curves
         self.worth, self.sick_since, self.warned = 0.0, {}, set()  # see watch
+        self.reward_sizes = 0.0  # sum of |reward| since the last point of the curves
         self.recent_returns = deque(maxlen=20)
         self.eval_returns = self.progress = None
 
@@ -1308,15 +1336,15 @@ class Run:
             self.save()
         where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
         print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}", flush=True)
-        if getattr(self.args, "learning_starts", 0) >= self.args.total_timesteps:
-            advice = "--learning-starts is not below --total-timesteps"
+        if getattr(self.args, "learning_starts", 0) > self.args.total_timesteps:
+            advice = "--learning-starts is above --total-timesteps"
             print(f"health: the run ends before it learns: {advice}", file=sys.stderr)
         if getattr(self.args, "bf16", False) and self.device.type == "cpu":
             known, names = torch.cpu.get_capabilities(), ("amx_bf16", "avx512_bf16", "bf16")
             if not any(known.get(name) for name in names):
                 advice = "--no-bf16 is faster, and rounds less"
                 print(f"health: this CPU does not know bfloat16: {advice}", file=sys.stderr)
-        self.first_step = self.last_step = self.step_count
+        self.first_step = self.last_step = self.last_point = self.step_count
         self.started = time.perf_counter()
         self.progress = Progress(self.args.total_timesteps, self.step_count)
         return self.step_count, self.reset_envs()
@@ -1333,11 +1361,8 @@ class Run:
         return Recorded(function)
 
     def reset_envs(self):
-        seeds = env_seeds(self.args.num_envs, self.args.seed, self.step_count)
         with failures_named(self.args.env_id, f"after step {self.step_count}"):
-            obs, _ = self.envs.reset(seed=seeds)
-            require_finite("first observation", obs)
-        return obs
+            return reset(self.envs, self.args.seed, self.step_count)
 
     def step(self, actions):
         """Steps every environment once.
@@ -1362,6 +1387,7 @@ class Run:
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
         self.episode_lengths += 1
+        self.reward_sizes += np.abs(rewards).sum()
         if any_ended:
             for i in np.flatnonzero(ended):
                 self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
@@ -1433,11 +1459,12 @@ class Run:
         for 2,000 steps of each environment.
         """
         args, step = self.args, self.step_count
-        if "charts/episodic_return" in scalars and args.gamma < 1:
-            mean_reward = scalars["charts/episodic_return"] / scalars["charts/episodic_length"]
+        if args.gamma < 1:
+            mean_size = self.reward_sizes / (step - self.last_point)
             if getattr(args, "clip_reward", False):
-                mean_reward = 1.0  # the largest that is learned from
-            self.worth = max(self.worth, abs(mean_reward) / (1 - args.gamma))
+                mean_size = 1.0  # the largest that is learned from
+            self.worth = max(self.worth, mean_size / (1 - args.gamma))
+        self.reward_sizes, self.last_point = 0.0, step
         early = step <= args.total_timesteps / 2
         floor = least_entropy(self.action_space) if early else -math.inf
         found = symptoms(scalars, self.worth, floor)
@@ -1493,9 +1520,7 @@ class Run:
         write_file(self.folder / "checkpoint.pt", lambda file: file.write(content.getbuffer()))
         states = checkpoint["parts"].values()
         needed = {name for state in states for name, _ in state.get("files", [])}
-        for path in self.folder.glob("replay-*.npz"):
-            if path.name not in needed:  # the buffer has overwritten all of it
-                path.unlink()
+        remove_replay(self.folder, needed)  # of the others the buffer has overwritten all
 
     def sync_event_files(self) -> dict[str, int]:
         """Returns their sizes, once what was written to them has reached the disk."""
@@ -1574,8 +1599,7 @@ class Run:
         }
         write_json(self.folder / "result.json", result)
         if not args.keep_replay:
-            for path in self.folder.glob("replay-*.npz"):
-                path.unlink()
+            remove_replay(self.folder)
         with failures_named(self.args.env_id, f"after step {step}"):
             self.envs.close()
         if self.lock is not None:
@@ -1596,7 +1620,7 @@ def least_entropy(action_space) -> float:
 def symptoms(scalars: dict, worth: float, floor: float) -> dict:
     """What looks sick at a point of the curves: sentences by name, none for a healthy run.
 
-    worth [return]: of the largest mean reward so far, for ever. A true |Q| is below it on average.
+    worth [return]: of the largest mean |reward| so far, for ever; on average a true |Q| is below.
     floor [nats]: of a policy that still explores.
     """
     found = {}
@@ -1618,7 +1642,7 @@ def symptoms(scalars: dict, worth: float, floor: float) -> dict:
             " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
         )
     q = scalars.get("losses/q_values", scalars.get("losses/qf1_values", 0.0))
-    compared = f"Q is {q:.3g}, where the best mean reward so far, for ever, is worth {worth:.3g}"
+    compared = f"Q is {q:.3g}, where the largest mean |reward|, for ever, is worth {worth:.3g}"
     random = scalars.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
     if abs(q) > 1.5 * worth > 0 and not random:
         found["q_values"] = (
@@ -1631,7 +1655,8 @@ def symptoms(scalars: dict, worth: float, floor: float) -> dict:
             " smaller --learning-rate or a larger --adam-eps they do not"
         )
     mass = scalars.get("losses/mass_at_ends", 0.0)
-    if mass > 0.5 and abs(q) < 0.5 * worth:
+    beyond = abs(scalars.get("charts/episodic_return", math.inf)) > 2 * abs(q)  # else it may fit
+    if mass > 0.5 and beyond and abs(q) < 0.5 * worth:
         found["support"] = (
             f"{mass:.0%} of the return's distribution lies at --v-min and --v-max, and {compared}:"
             " the two are too near to 0"
@@ -1646,7 +1671,8 @@ class Progress:
         from tqdm import tqdm
 
         self.total, self.step = total, step
-        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=None)
+        silent = None if sys.stderr else True  # None: where stderr is no terminal
+        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=silent)
 
     def show(self, step: int, sps: float, recent_returns):
         a_tenth_more = step * 10 // self.total > self.step * 10 // self.total
@@ -1838,6 +1864,7 @@ def evaluate_run(args: RunArgs):
     with failures_named(args.env_id, "in the evaluation"):
         envs.close()
     agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
+    flatten(agent)  # as in training: where weights begin in memory decides how torch rounds
     load_weights(agent, folder / "weights.npz")
     returns = evaluate(agent, args)
     if args.capture_video:
@@ -1890,6 +1917,8 @@ def main():
         if args.evaluate:
             evaluate_run(args)
         elif args.resume and (result := finished_result(args)):
+            if not args.keep_replay:  # a kill may have left it
+                remove_replay(Path(args.resume))
             print(f"{args.resume} is finished, with a return of {result['eval_return_mean']:.1f}")
         else:
             skip_compiler_import()

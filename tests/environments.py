@@ -1,5 +1,7 @@
 """Small environments with known answers, for --env-id environments:Name-v0."""
 
+import random
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
@@ -99,6 +101,34 @@ class Mixed(Clock):
         return super().step(action)
 
 
+class Narrow(Clock):
+    """Actions of a narrow type, which begin below 0."""
+
+    action_space = Discrete(3, start=-2, dtype=np.int32)
+
+    def step(self, action):
+        assert action in self.action_space, action
+        return super().step(action)
+
+
+class NarrowFrom0(Narrow):
+    action_space = Discrete(3, dtype=np.uint8)
+
+
+class Global(Clock):
+    """Rewards from the generators of Python and NumPy that a whole process shares."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, random.random() + np.random.random(), terminated, truncated, info
+
+
+class GlobalBox(Global):
+    """The same with continuous actions."""
+
+    action_space = Box(-1, 1, (1,), np.float32)
+
+
 class Rich(Clock):
     """Rewards of 10."""
 
@@ -184,6 +214,15 @@ class Picture(Clock):
         return np.uint8(rows + 2 * columns + (3 * channels[0] if channels else 0) + self.time)
 
 
+class Mask(Clock):
+    """An image of 0 and 1: the pixels where row plus column is even."""
+
+    observation_space = Box(0, 1, (37, 41), np.uint8)
+
+    def observe(self):
+        return np.uint8((np.indices((37, 41)).sum(axis=0) + 1) % 2)
+
+
 class ManyActions(Clock):
     action_space = MultiDiscrete([2, 3])
 
@@ -243,7 +282,33 @@ class Telling(Clock):
     def step(self, action):
         self.goal = 2 if self.np_random.random() < 0.5 else None
         legal = np.arange(self.np_random.integers(5))
-        return *super().step(action)[:4], {"goal": self.goal, "legal": legal}
+        info = {"goal": self.goal, "legal": legal, "final_obs": "a name of its own"}
+        return *super().step(action)[:4], info
+
+
+class Scalar(Clock):
+    """An action without an axis, in float64."""
+
+    action_space = Box(-1, 1, (), np.float64)
+
+    def step(self, action):
+        assert action in self.action_space, action
+        return super().step(action)
+
+
+class HalfOpen(Clock):
+    """Actions without an upper bound, said with float32's largest number."""
+
+    action_space = Box(0, np.finfo(np.float32).max, (1,), np.float32)
+
+
+class Unseen(Clock):
+    """Observations of no size."""
+
+    observation_space = Box(0, 1, (0,), np.float32)
+
+    def observe(self):
+        return np.zeros(0, np.float32)
 
 
 class Reusing(Clock):
@@ -272,6 +337,10 @@ register("Target-v0", Target)
 register("Broken-v0", Broken)
 register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
+register("Narrow-v0", Narrow)
+register("NarrowFrom0-v0", NarrowFrom0)
+register("Global-v0", Global)
+register("GlobalBox-v0", GlobalBox)
 register("ManyActions-v0", ManyActions)
 register("WholeActions-v0", WholeActions)
 register("Precise-v0", Precise)
@@ -281,6 +350,9 @@ register("Reusing-v0", Reusing)
 register("Sentence-v0", Sentence)
 register("Bytes-v0", Bytes)
 register("Timeless-v0", Timeless)
+register("Scalar-v0", Scalar)
+register("HalfOpen-v0", HalfOpen)
+register("Unseen-v0", Unseen)
 register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
 register("Undrawable-v0", Undrawable)
@@ -295,6 +367,7 @@ register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
 register("UprightGrey-v0", Picture, kwargs={"shape": (41, 37)})
 register("FourChannels-v0", Picture, kwargs={"shape": (37, 41, 4)})
+register("Mask-v0", Mask)
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"

@@ -46,7 +46,7 @@ def test_the_plumbing_knows_no_algorithm(name):
     upper, plumbing = floors(name)
     above = definitions(upper).keys()
     known = {node.id for node in ast.walk(ast.parse("#" + plumbing)) if isinstance(node, ast.Name)}
-    assert known & above == {"Args", "make_agent", "evaluation_action", "train"}
+    assert known & above == {"Args", "flatten", "make_agent", "evaluation_action", "train"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -37,6 +37,14 @@ def test_upright_images_stay_upright():
     assert ppo.make_env("environments:UprightGrey-v0").observation_space.shape == (1, 41, 37)
 
 
+def test_images_of_0_and_1_have_the_whole_range():
+    """Networks divide by 255: of 0 and 1 they would see hardly a difference."""
+    env = ppo.make_env("environments:Mask-v0")
+    obs, _ = env.reset()
+    assert obs.dtype == np.uint8 and obs.shape == (1, 37, 41)
+    assert obs[0, 0, :3].tolist() == [255, 0, 255]
+
+
 @pytest.mark.parametrize("name, channels", [("Colour-v0", 3), ("Grey-v0", 1)])
 def test_stacked_images_become_channels(name, channels, monkeypatch):
     def stacked(env_id, **keywords):
@@ -60,8 +68,9 @@ def test_atari_is_the_same_with_and_without_its_package_in_the_id():
 def test_infos_of_any_form_end_no_run():
     envs = ppo.make_envs(arguments("environments:Telling-v0"), 3)
     envs.reset(seed=[0, 1, 2])
-    for _ in range(11):
-        envs.step(np.zeros(3, np.int64))
+    for t in range(1, 12):
+        *_, info = envs.step(np.zeros(3, np.int64))
+        assert ("final_obs" in info) == (t % 5 == 0)  # whatever else has that name
 
 
 def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
@@ -129,7 +138,8 @@ def test_dict_observations_are_flattened_and_can_be_recovered():
     "env_id",
     "FrozenLake-v1 Taxi-v4 Blackjack-v1 Acrobot-v1 LunarLander-v3 LunarLanderContinuous-v3 "
     "HalfCheetah-v5 Ant-v5 HalfCheetahBulletEnv-v0 environments:Mixed-v0 environments:Colour-v0 "
-    "environments:ShortCarRacing-v0".split(),
+    "environments:ShortCarRacing-v0 environments:Narrow-v0 environments:NarrowFrom0-v0 "
+    "environments:Scalar-v0 environments:HalfOpen-v0".split(),
 )
 def test_ppo_trains_saves_evaluates(script, env_id, tmp_path):
     settings = "--total-timesteps 64 --num-envs 2 --num-steps 16 --eval-episodes 1".split()

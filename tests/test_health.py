@@ -105,6 +105,7 @@ class Watched:
             args=SimpleNamespace(**defaults | args),
             action_space=action_space or Discrete(2),
             worth=0.0,
+            last_point=0,
             sick_since={},
             warned=set(),
             writer=SimpleNamespace(add_text=lambda tag, text, step: self.texts.append(text)),
@@ -116,6 +117,8 @@ class Watched:
         point["charts/episodic_return"], point["charts/episodic_length"] = episode
         point["charts/epsilon"] = epsilon
         self.run.step_count = step
+        mean_size = abs(episode[0] / episode[1])
+        self.run.reward_sizes = mean_size * (step - self.run.last_point)
         self.module.Run.watch(self.run, point)
 
     def told(self, values, **more) -> list:
@@ -172,7 +175,7 @@ SOLVED = [10, 31, 52, 61, 70, 77, 84, 88, 91, 96, 103, 95]
 @pytest.mark.parametrize("tag", ["q_values", "qf1_values"])
 def test_q_above_what_rewards_are_worth(tag):
     (text,) = Watched().told({tag: OVERESTIMATED})
-    assert text.startswith("since step 4,000 Q is 310, where the best mean reward so far, for ever")
+    assert text.startswith("since step 4,000 Q is 310, where the largest mean |reward|, for ever,")
     assert "is worth 100:" in text
     assert not Watched().told({tag: SOLVED})
     assert Watched().told({tag: [-q for q in OVERESTIMATED]}), "grown downwards"
@@ -184,6 +187,24 @@ def test_q_above_what_rewards_are_worth(tag):
     for step, mean, q in [(20, -280, 2), (40, 2500, 45), (80, 4500, 220), (150, 6000, 365)]:
         watched.point(1_000 * step, episode=(mean, 1_000), **{tag: q})
     assert not watched.texts
+
+
+def test_rewards_are_worth_their_size_also_where_they_cancel_out():
+    """First costs, then gains: Q is large halfway, though the mean reward is 0."""
+    import ppo
+
+    run = ppo.Run(ppo.RunArgs(env_id="LunarLander-v3", num_envs=3, gamma=0.9, torch_threads=1))
+    run.writer = SimpleNamespace(add_scalar=lambda *_: None)
+    run.last_point, run.progress, run.first_step = 0, None, 0
+    run.reset_envs()
+    rng, sizes = np.random.default_rng(0), []
+    for steps in (7, 11):
+        rewards = np.array([run.step(rng.integers(4, size=3))[1] for _ in range(steps)])
+        assert rewards.min() < 0 < rewards.max()
+        sizes.append(np.abs(rewards).mean())
+        run.write_scalars({})
+        assert run.worth == pytest.approx(10 * max(sizes))
+    run.envs.close()
 
 
 def test_q_of_clipped_rewards_is_not_held_to_those_of_the_game():
@@ -202,6 +223,9 @@ def test_mass_at_the_ends_is_well_where_the_returns_are():
     assert not Watched().told(ends, q_values=91.0)
     (text,) = Watched().told(ends, q_values=9.7)
     assert "of the return's distribution lies at --v-min and --v-max, and Q is 9.7" in text
+    # a reward in two of five episodes, none else: most returns are 0, which is v_min
+    sparse = {"clip_reward": True, "gamma": 0.98}
+    assert not Watched(**sparse).told(ends, q_values=0.26, episode=(0.4, 20.0))
 
 
 def test_q_that_knows_no_state():

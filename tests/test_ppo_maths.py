@@ -241,18 +241,21 @@ def test_weights_that_move_are_found_again():
 
 
 def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
-    low, high = np.array([-1.0, 0.0, 10.0, -np.inf]), np.array([3.0, 0.5, 1000.0, np.inf])
+    largest = np.finfo(np.float32).max
+    low = np.array([-1.0, 0.0, 10.0, -np.inf, 5.0, -np.inf, 0.0])
+    high = np.array([3.0, 0.5, 1000.0, np.inf, np.inf, -7.0, largest])
     agent = ppo.Agent((OBS,), action_low=low, action_high=high)
     with torch.no_grad():
-        agent.log_std.copy_(torch.tensor([-1.0, 0.0, 1.0, 2.0]))
+        agent.log_std.copy_(torch.tensor([-1.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0]))
     actions = agent.act(np.zeros((20_000, OBS), np.float32), np.random.default_rng(0))
     np.testing.assert_allclose(actions.mean(axis=0), 0, atol=0.2)
-    np.testing.assert_allclose(actions.std(axis=0), np.exp([-1, 0, 1, 2]), rtol=0.05)
+    np.testing.assert_allclose(actions.std(axis=0), np.exp([-1, 0, 1, 2, 0, 0, 0]), rtol=0.05)
     sent = agent.to_env(actions)
     assert (sent >= low).all() and (sent <= high).all()
-    middle = agent.to_env(np.zeros((1, 4), np.float32))
-    np.testing.assert_allclose(middle, [[1.0, 0.25, 505.0, 0.0]])
-    np.testing.assert_allclose(agent.to_env(np.full((1, 4), 0.5)), [[2.0, 0.375, 752.5, 0.5]])
+    middle = agent.to_env(np.zeros((1, 7), np.float32))
+    np.testing.assert_allclose(middle, [[1.0, 0.25, 505.0, 0.0, 5.0, -7.0, 0.0]])
+    half = agent.to_env(np.full((1, 7), 0.5))
+    np.testing.assert_allclose(half, [[2.0, 0.375, 752.5, 0.5, 5.5, -7.0, 0.5]])
 
 
 def test_observations_are_normalised_and_clipped():

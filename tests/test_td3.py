@@ -342,6 +342,7 @@ def test_there_is_one_update_to_a_step_and_every_other_moves_the_policy(
         ("CarRacing-v3", "td3 takes vectors, not images of shape (3, 96, 96): try ppo.py"),
         ("environments:Endless-v0", "td3 needs bounds of every action"),
         ("environments:Wide-v0", "td3 needs bounds of every action"),
+        ("environments:HalfOpen-v0", "td3 needs bounds of every action"),
     ],
 )
 def test_what_td3_cannot_take_is_refused(script, tmp_path, env_id, message):
