@@ -65,7 +65,7 @@ class Args:
     """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
     seed: int = 1
     """Rules the whole run: same machine, same command, same seed, same weights."""
-    total_timesteps: int = 76_800
+    total_timesteps: int = 102_400
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 8
     """Environments stepped side by side."""
