@@ -49,7 +49,7 @@ tensorboard: .venv/installed
 clean:
 	rm -rf .venv .venv-peers .pytest_cache .ruff_cache */__pycache__
 
-# torch comes first and alone, so that no other package chooses its version, and is seen to come: it is large
+# torch comes first, by itself, so that no other package chooses its version, and not quietly: it is a large download
 .venv/installed: requirements.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv

@@ -6,7 +6,7 @@ Run       python algos/ppo.py                                         CartPole-v
           python algos/ppo.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
 
 Expect    on one CPU core, the default settings: a greedy return of 500 on CartPole-v1 on nine
-          seeds of ten (benchmarks/results/), in about ten seconds, imports included.
+          seeds of ten (benchmarks/results/), in ten to twenty seconds, imports included.
 
 Deliberate differences from the papers, all of them common practice but the last:
 - advantages are normalised in each minibatch; the gradient's norm is clipped; Adam with eps 1e-5;

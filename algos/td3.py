@@ -12,7 +12,8 @@ Expect    with the paper's settings a greedy return of 8,300 +- 1,000 on HalfChe
           minibatches, more random steps at the start.
 
 Deliberate differences from the paper:
-- actions are scaled to [-1, 1] by each dimension's own bounds, for the networks and the noise.
+- actions are scaled to [-1, 1] by each dimension's own bounds, for the networks and the noise;
+- the random steps at the start are as many in every task, and nothing is learned during them.
 """
 
 import argparse

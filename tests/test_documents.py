@@ -54,6 +54,15 @@ def commands() -> list[tuple[str, str]]:
 COMMANDS = commands()
 
 
+def test_lines_are_short():
+    """But for tables and commands; those of bugs/README.md are written by its script."""
+    texts = {name: text for name, text in TEXTS.items() if name != "bugs/README.md"}
+    texts |= {path.name: path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.toml")}
+    for name, text in texts.items():
+        lines = prose(text).splitlines()
+        assert not [x for x in lines if len(x) > 120 and not x.startswith(("|", "    "))], name
+
+
 @functools.cache
 def module_of(path: str):
     """A script of benchmarks/ or bugs/, under a name of its own: both have a run.py."""
