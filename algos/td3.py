@@ -955,7 +955,7 @@ class Run:
         self.episode_lengths = np.zeros(args.num_envs)
         self.finished = []  # (return, length) of the episodes since the last point of the curves
         self.worth, self.sick_since, self.warned = 0.0, {}, set()  # see watch
-        self.reward_sizes = 0.0  # sum of |reward| since the last point of the curves
+        self.reward_sizes = np.zeros(args.num_envs)  # |rewards| since that point, summed
         self.recent_returns = deque(maxlen=20)
         self.eval_returns = self.progress = None
 
@@ -1050,7 +1050,7 @@ class Run:
         self.step_count += self.args.num_envs
         self.episode_returns += rewards
         self.episode_lengths += 1
-        self.reward_sizes += np.abs(rewards).sum()
+        self.reward_sizes += np.abs(rewards)
         if any_ended:
             for i in np.flatnonzero(ended):
                 self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
@@ -1123,11 +1123,11 @@ class Run:
         """
         args, step = self.args, self.step_count
         if args.gamma < 1:
-            mean_size = self.reward_sizes / (step - self.last_point)
+            mean_size = self.reward_sizes.sum() / (step - self.last_point)
             if getattr(args, "clip_reward", False):
                 mean_size = 1.0  # the largest that is learned from
             self.worth = max(self.worth, mean_size / (1 - args.gamma))
-        self.reward_sizes, self.last_point = 0.0, step
+        self.reward_sizes[:], self.last_point = 0, step
         early = step <= args.total_timesteps / 2
         floor = least_entropy(self.action_space) if early else -math.inf
         found = symptoms(scalars, self.worth, floor)

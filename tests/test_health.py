@@ -118,7 +118,7 @@ class Watched:
         point["charts/epsilon"] = epsilon
         self.run.step_count = step
         mean_size = abs(episode[0] / episode[1])
-        self.run.reward_sizes = mean_size * (step - self.run.last_point)
+        self.run.reward_sizes = np.array([mean_size * (step - self.run.last_point)])
         self.module.Run.watch(self.run, point)
 
     def told(self, values, **more) -> list:
@@ -193,7 +193,8 @@ def test_rewards_are_worth_their_size_also_where_they_cancel_out():
     """First costs, then gains: Q is large halfway, though the mean reward is 0."""
     import ppo
 
-    run = ppo.Run(ppo.RunArgs(env_id="LunarLander-v3", num_envs=3, gamma=0.9, torch_threads=1))
+    settings = dict(env_id="LunarLander-v3", num_envs=3, total_timesteps=96, gamma=0.9)
+    run = ppo.Run(ppo.RunArgs(**settings, torch_threads=1))
     run.writer = SimpleNamespace(add_scalar=lambda *_: None)
     run.last_point, run.progress, run.first_step = 0, None, 0
     run.reset_envs()
