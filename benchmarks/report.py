@@ -137,8 +137,9 @@ def collect(runs_dir: Path, results: Path):
     """Writes a cell for each table and environment with finished runs below `runs_dir`."""
     cells = defaultdict(list)
     for path in sorted(runs_dir.rglob("args.json")):
-        folder, table = path.parent, path.resolve().parents[3].name
-        if not re.match(rf"{re.escape(folder.parent.name)}(-|$)", table):
+        folder, above = path.parent, path.resolve().parents
+        script, table = above[1].name, above[min(3, len(above) - 1)].name
+        if not re.match(rf"{re.escape(script)}(-|$)", table):
             print(f"not of a campaign, left out: {folder}")
         elif not (folder / "result.json").exists():
             print(f"not finished, left out: {folder}")
@@ -710,6 +711,9 @@ def read_any_run(folder: Path) -> AnyRun:
         lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
         algo = args.get("exp_name", folder.name)
+        last = max(step for points in scalars.values() for step, _ in points)
+        # its last episode ends a little before the budget does
+        finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
     args = {name: str(value) for name, value in args.items()}
     try:
@@ -786,7 +790,7 @@ def main():
     )
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
-    parser.add_argument("--from-csv", action="store_true", help="reads benchmarks/results/ alone")
+    parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: benchmarks/results")
     parser.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--picture", type=Path, default="compare.png", help="of --compare")

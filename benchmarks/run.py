@@ -1,4 +1,4 @@
-"""Trains a campaign: tables of a config times seeds, as many runs at a time as there are cores.
+"""Trains a campaign: tables of a config times seeds, as many runs at a time as cores allow.
 
     python benchmarks/run.py lunarlander --algos ppo dqn --seeds 5    two tables, seeds 1 to 5
     python benchmarks/run.py cartpole --dry-run                       prints the commands, no more
@@ -122,6 +122,8 @@ def plan(options, extra: list[str]) -> list[Job]:
     for word in extra:
         if re.match("--(seed|runs[-_]dir|config)(=|$)", word):
             raise UserError(f"after -- stands no {word.split('=')[0]}: that is the campaign's")
+    if options.runs_dir == "":
+        raise UserError("--runs-dir is empty")
     runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
     if runs_dir.exists() and not runs_dir.is_dir():
         raise UserError(f"--runs-dir {options.runs_dir} is no folder")
@@ -390,7 +392,9 @@ def parse_options(argv: list[str]):
     parser.add_argument("--algos", nargs="+", metavar="TABLE", help="tables of it; default: all")
     parser.add_argument("--seeds", type=positive, default=5, help="how many; default 5")
     parser.add_argument("--first-seed", type=int, default=1, help="default 1")
-    parser.add_argument("--jobs", type=positive, help="runs at a time; default: one for each core")
+    parser.add_argument(
+        "--jobs", type=positive, help="runs at a time; default: cores / --torch-threads"
+    )
     parser.add_argument("--torch-threads", type=positive, default=1, help="of a run; default 1")
     parser.add_argument(
         "--eval-frequency", type=int, help="steps; default: a twentieth of a run, to one digit"

@@ -28,7 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = ROOT / "bugs" / "README.md"
 COPIED = ("algos", "tests", "benchmarks")
-NO_MISTAKE = ("NameError", "SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
+NO_MISTAKE = ("SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
+# wherever it stands in the line, since a script may have put it into words of its own
+WRONG_NAME = re.compile(r"name '\w+' is not defined|has no attribute '|not associated with a value")
 PATIENCE = 240  # seconds for a test, and a few more for each that is run with it
 SEEDS = (1, 2, 3, 4, 5)  # of the runs behind a picture
 
@@ -93,7 +95,8 @@ def check(bug: dict) -> tuple[bool, str]:
     errors = re.findall(r"^E +(\S.*)$", output, re.MULTILINE)
     if status != 1 or not errors:
         return False, output.strip()[-300:]
-    return not errors[0].startswith(NO_MISTAKE), errors[0]
+    crashed = errors[0].startswith(NO_MISTAKE) or WRONG_NAME.search(errors[0])
+    return not crashed, errors[0]
 
 
 def check_all(bugs: list[dict]) -> int:
@@ -200,9 +203,15 @@ def main():
     bugs = catalogue["bug"]
     if unknown := set(names) - {bug["name"] for bug in bugs}:
         parser.error(f"no such bug: {', '.join(sorted(unknown))}")
+    bugs = [bug for bug in bugs if not names or bug["name"] in names]
+    try:
+        for bug in bugs:
+            broken(bug)
+    except (ValueError, SyntaxError) as error:
+        parser.error(str(error))
     if not names:
         README.write_text(readme(catalogue))
-    sys.exit(check_all([bug for bug in bugs if not names or bug["name"] in names]) > 0)
+    sys.exit(check_all(bugs) > 0)
 
 
 if __name__ == "__main__":

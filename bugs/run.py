@@ -10,6 +10,7 @@ runs lie in runs/bugs/NAME/healthy and .../broken, the broken script beside them
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ from check import ROOT, broken, load
 def train(script: Path, flags: list[str], folder: Path) -> list[float]:
     """Runs the script once; returns its `eval_return_mean`, or nothing if it failed."""
     command = [sys.executable, script, *flags, "--runs-dir", folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}  # for environments:Name-v0
+    # for environments:Name-v0, and for those of the user
+    folders = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     before = set(folder.glob("*/*/*/result.json"))
     subprocess.run([str(word) for word in command], env=environment, check=False)
     results = set(folder.glob("*/*/*/result.json")) - before
@@ -38,7 +41,10 @@ def main():
         parser.error("--seeds must be at least 1")
     bug, folder = bugs[args.name], ROOT / "runs" / "bugs" / args.name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / bug["file"]).write_text(broken(bug))
+    try:
+        (folder / bug["file"]).write_text(broken(bug))
+    except (ValueError, SyntaxError) as error:
+        parser.error(str(error))
     scripts = {"healthy": ROOT / "algos" / bug["file"], "broken": folder / bug["file"]}
     returns = {"healthy": [], "broken": []}
     for seed in range(1, args.seeds + 1):
@@ -49,9 +55,12 @@ def main():
     print()
     for kind, values in returns.items():
         print(f"{kind:<8} returns {', '.join(f'{value:.1f}' for value in values) or 'none'}")
-    print(f"tensorboard --logdir {folder}")
+    print(f"tensorboard --logdir {shlex.quote(str(folder))}")
     sys.exit(len(returns["healthy"]) < args.seeds)  # a broken run may fail
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -236,7 +236,7 @@ BAD_INPUT = {
 def test_bad_input_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     folder = tmp_path / "ppo" / "CartPole-v1" / "ppo" / "1-20260101-000000"
     folder.mkdir(parents=True)
-    arguments = f"--config {ROOT}/benchmarks/cartpole.toml:ppo --eval-frequency 4000"
+    arguments = f"--config {ROOT}/benchmarks/cartpole.toml:ppo --eval-frequency 5000"
     saved = run.script_args("ppo", f"{arguments} --torch-threads 1".split())
     (folder / "args.json").write_text(json.dumps({"args": saved | {"gamma": 0.5}}))
     monkeypatch.chdir(tmp_path)
@@ -588,6 +588,14 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     assert "77" not in out
     assert "return 8.0; 3 seeds of ppo-mine, 1.5 to 2.5: outside, as one run in 2 is" in out
     assert (results / "compare.png").stat().st_size > 10_000
+    with SummaryWriter(results / "cut") as writer:  # at a tenth of its budget
+        rows = "\n".join(f"|{k}|{v}|" for k, v in (arguments | {"total_timesteps": 30_000}).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        for step in range(0, 3000, 10):
+            writer.add_scalar("charts/episodic_return", 2.2, step)
+            writer.add_scalar("charts/episodic_length", 10, step)
+    report.compare([results / "cut"], results / "compare.png")
+    assert "no comparison with the runs of" in capsys.readouterr().out
     with pytest.raises(report.UserError, match="has no curve"):
         report.compare([results], results / "compare.png")
     with pytest.raises(report.UserError, match="'foo' is not supported"):

@@ -94,7 +94,11 @@ def test_a_sample_is_killed_and_a_change_that_is_no_mistake_survives(capsys):
     quick = ("c51-softmax-over-actions", "gae-end-one-step-off", "polyak-the-wrong-way-round")
     healthy = BUGS["gae-across-episodes"]
     harmless = dict(healthy, name="harmless", after=healthy["before"] + "  # the same")
-    survivors = check.check_all([*(BUGS[name] for name in quick), harmless])
+    wrong = [  # names; a UserError of the script wraps the first
+        dict(BUGS["rng-not-restored"], after="part.bit_generator.state = staet"),
+        dict(healthy, after="decays = gamma * gae_lambda * ~(terminted | truncated)"),
+    ]
+    survivors = check.check_all([*(BUGS[name] for name in quick), harmless, *wrong])
     _, *rows, last = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["killed"] * 3 + ["SURVIVED"]
-    assert survivors == 1 and last.startswith("killed 3 of 4 in ")
+    assert [row.split()[0] for row in rows] == ["killed"] * 3 + ["SURVIVED"] * 3
+    assert survivors == 3 and last.startswith("killed 3 of 6 in ")
