@@ -123,12 +123,6 @@ class Global(Clock):
         return obs, random.random() + np.random.random(), terminated, truncated, info
 
 
-class GlobalBox(Global):
-    """The same with continuous actions."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
-
-
 class Rich(Clock):
     """Rewards of 10."""
 
@@ -340,7 +334,6 @@ register("Mixed-v0", Mixed)
 register("Narrow-v0", Narrow)
 register("NarrowFrom0-v0", NarrowFrom0)
 register("Global-v0", Global)
-register("GlobalBox-v0", GlobalBox)
 register("ManyActions-v0", ManyActions)
 register("WholeActions-v0", WholeActions)
 register("Precise-v0", Precise)

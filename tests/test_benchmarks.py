@@ -500,8 +500,8 @@ def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
         for name in ("args.json", "result.json"):
             (folder / name).touch()
     monkeypatch.setattr(report, "is_of_table", lambda table, run: True)
-    monkeypatch.chdir(results / "ppo-mine")  # a relative path does as well
-    report.collect(Path("CartPole-v1"), report.RESULTS)
+    monkeypatch.chdir(results / "ppo-mine" / "CartPole-v1" / "ppo")  # a relative path will do
+    report.collect(Path("."), report.RESULTS)
     (cell,) = report.read_cells(report.RESULTS)
     assert cell.seeds == [1, 2, 3, 5] and cell.values("greedy").tolist() == [3, 44, 5, 7]
 

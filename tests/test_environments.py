@@ -1,5 +1,6 @@
 """Every kind of environment as the agent meets it: images, Atari, PyBullet, other spaces, video."""
 
+import random
 import subprocess
 import sys
 
@@ -80,6 +81,19 @@ def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
         obs, _, _, truncated, info = envs.step(np.zeros(3, np.int64))
     assert truncated.all() and not obs.any()
     assert [final.item() for final in info["final_obs"]] == [1, 1, 1]
+
+
+def test_a_reset_rules_the_generators_of_all():
+    envs = ppo.make_envs(arguments("environments:Global-v0"), 3)
+
+    def rewards():
+        ppo.reset(envs, 1, 0)
+        return [envs.step(np.zeros(3, np.int64))[1].tolist() for _ in range(7)]
+
+    first = rewards()
+    for generator in (random, np.random):
+        generator.seed(5)
+        assert rewards() == first
 
 
 def test_small_images_are_refused(script, tmp_path):
