@@ -823,6 +823,12 @@ def test_a_run_that_ends_before_it_learns_says_so(script, tmp_path, name):
     assert not [tag for tag, _ in scalars(only_run(tmp_path)) if tag.startswith("losses/")]
 
 
+def test_dqn_that_learns_in_its_last_step_is_told_nothing(script, tmp_path):
+    result = script("dqn", *"--total-timesteps 160 --learning-starts 160".split())
+    assert "before it learns" not in result.err
+    assert [tag for tag, _ in scalars(only_run(tmp_path)) if tag.startswith("losses/")]
+
+
 def test_a_run_that_was_moved_names_its_own_folder_for_tensorboard(script, tmp_path):
     first = script("ppo", "--total-timesteps", 512)
     assert first.line("TensorBoard") == "tensorboard --logdir runs"
