@@ -164,6 +164,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("var", torch.ones(shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.key = None
 
     def update(self, x):
         """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
@@ -177,6 +178,12 @@ class RunningMoments(nn.Module):
 
     def std(self):
         return torch.sqrt(self.var + 1e-8)
+
+    def in_numpy(self):  # mean and std as arrays; looked up once, like the weights, see InNumpy
+        key = self.var.data_ptr(), self.var._version  # elsewhere, or changed in place
+        if key != self.key:
+            self.key, self.arrays = key, (self.mean.numpy(), self.std().numpy())
+        return self.arrays
 
 
 def initialise(layer, gain: float):
@@ -342,11 +349,10 @@ class Agent(nn.Module):
         return self.trunk(self.normalised(obs.float()))
 
     def normalised(self, obs):  # vectors, (batch, obs_dim), as a tensor or as an array
-        if self.obs_moments is None:
+        moments = self.obs_moments
+        if moments is None:
             return obs
-        mean, std = self.obs_moments.mean, self.obs_moments.std()
-        if not torch.is_tensor(obs):
-            mean, std = mean.numpy(force=True), std.numpy(force=True)
+        mean, std = (moments.mean, moments.std()) if torch.is_tensor(obs) else moments.in_numpy()
         return ((obs - mean) / std).clip(-10, 10)
 
     def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
@@ -382,7 +388,7 @@ class Agent(nn.Module):
         """Scales and clips `action` for the environment; log-probabilities are of it unclipped."""
         if self.discrete:
             return action
-        return np.clip(self.action_middle + self.half_range * action, self.low, self.high)
+        return (self.action_middle + self.half_range * action).clip(self.low, self.high)
 
     @property
     def device(self):
@@ -989,17 +995,24 @@ def make_env(env_id: str, **keywords):
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """Of infos, hands on the last observations of episodes alone.
-
-    Nothing reads the others; to merge them takes time, and fails where they have not the same form.
+    """gymnasium's, but for a step without what nothing here reads: of infos it hands on the last
+    observations of episodes alone, as {environment: observation}. To merge the others takes time,
+    and fails where they have not the same form. A step of one CartPole takes 0.7 of the time, of
+    one HalfCheetah 0.8.
     """
 
-    def _add_info(self, vector_infos, env_info, env_num):
-        if env_info.keys() != {"final_obs", "final_info"}:  # an environment may use the name too
-            return vector_infos
-        # a copy, since the environment, reset next, may write over it
-        env_info = {"final_obs": np.array(env_info["final_obs"])}
-        return super()._add_info(vector_infos, env_info, env_num)
+    def step(self, actions):
+        space, rows, final_obs = self.observation_space, [], {}
+        rewards = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        for i, env in enumerate(self.envs):
+            obs, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            if terminated[i] or truncated[i]:
+                final_obs[i] = np.array(obs)  # a copy: the reset may write over it
+                obs, _ = env.reset()
+            rows.append(obs)
+        obs = np.stack(rows, out=np.empty(space.shape, space.dtype))
+        return obs, rewards, terminated, truncated, {"final_obs": final_obs}
 
 
 def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
@@ -1021,7 +1034,7 @@ def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """Says in info["_final_obs"] which games are over, as gymnasium's own vector environments do.
+    """Hands on last observations as SyncEnvs does, of games that are over alone.
 
     ale_py sets `terminated` at a lost life, too, where the game goes on and `final_obs` is stale.
     """
@@ -1035,7 +1048,8 @@ class AtariEnvs(gym.vector.VectorWrapper):
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
         self.frames = info["episode_frame_number"]
-        return obs, rewards, terminated, truncated, {**info, "_final_obs": over}
+        final_obs = {i: info["final_obs"][i] for i in np.flatnonzero(over)}
+        return obs, rewards, terminated, truncated, {"final_obs": final_obs}
 
 
 def refuse_old_atari_id(env_id: str):
@@ -1113,14 +1127,14 @@ def require_finite(what: str, x):
         raise FloatingPointError(f"{what} of environment {index[0]}: {x[index]}")
 
 
-def true_successors(next_obs, ended, final_obs):
-    """`next_obs`, but with the last observation of each episode that ended."""
+def true_successors(next_obs, final_obs: dict):
+    """`next_obs`, but with the last observation of each environment whose episode ended."""
     successors = next_obs.copy()
-    for i in np.flatnonzero(ended):
-        if np.shape(final_obs[i]) != next_obs[i].shape:
-            shapes = f"{np.shape(final_obs[i])} instead of {next_obs[i].shape}"
+    for i, obs in final_obs.items():
+        if obs.shape != next_obs[i].shape:
+            shapes = f"{obs.shape} instead of {next_obs[i].shape}"
             raise ValueError(f"last observation of environment {i}: its shape is {shapes}")
-        successors[i] = final_obs[i]
+        successors[i] = obs
     require_finite("last observation", successors)
     return successors
 
@@ -1374,13 +1388,10 @@ class Run:
         actions = actions.reshape(self.envs.action_space.shape)
         try:
             next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
-            successors = next_obs
             require_finite("observation", next_obs)
             require_finite("reward", rewards)
-            ended = info.get("_final_obs")  # of Atari's lives only the last one
-            any_ended = ended is not None and ended.any()
-            if any_ended:
-                successors = true_successors(next_obs, ended, info["final_obs"])
+            final_obs = info["final_obs"]  # of Atari's lives only after the last one
+            successors = true_successors(next_obs, final_obs) if final_obs else next_obs
         except Exception as error:
             when = f"after step {self.step_count}"
             raise environment_failed(self.args.env_id, when, error, actions) from error
@@ -1388,11 +1399,10 @@ class Run:
         self.episode_returns += rewards
         self.episode_lengths += 1
         self.reward_sizes += np.abs(rewards)
-        if any_ended:
-            for i in np.flatnonzero(ended):
-                self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
-                self.recent_returns.append(self.episode_returns[i])
-            self.episode_returns[ended] = self.episode_lengths[ended] = 0
+        for i in final_obs:
+            self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
+            self.recent_returns.append(self.episode_returns[i])
+            self.episode_returns[i] = self.episode_lengths[i] = 0
         if self.step_count % self.period == 0:
             next_obs = self.cut_episodes()
             truncated = ~terminated

@@ -21,8 +21,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import gymnasium as gym
-
 SCRIPTS = Path(__file__).parents[1] / "algos"
 PARTS = ("acting", "environments", "buffer", "batch", "update", "plumbing", "loop")
 
@@ -59,7 +57,7 @@ def profile(name: str, flags: list[str], first: int) -> dict:
     script, clock, points = importlib.import_module(name), Clock(), []
     for owner in (getattr(script, "Agent", None), getattr(script, "QNetwork", None)):
         clock.time(owner, "act", "acting")
-    for owner in (gym.vector.SyncVectorEnv, script.AtariEnvs):
+    for owner in (script.SyncEnvs, script.AtariEnvs):
         clock.time(owner, "step", "environments")
     for owner in (getattr(script, "RolloutBuffer", None), getattr(script, "ReplayBuffer", None)):
         clock.time(owner, "add", "buffer")

@@ -4,6 +4,7 @@ Sizes are pairwise different primes, so that a wrong axis cannot hide.
 """
 
 import copy
+import itertools
 import math
 import shutil
 from functools import partial
@@ -213,6 +214,27 @@ def test_acting_in_numpy_is_the_policy(settings):
         with torch.no_grad():  # an optimizer's step must reach it
             for parameter in agent.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def test_statistics_that_change_reach_acting_in_numpy():
+    agent, other = (ppo.Agent((OBS,), num_actions=ACTIONS, norm_obs=True) for _ in range(2))
+    rng = np.random.default_rng(0)
+    other.obs_moments.update(rng.normal(7, 3, (23, OBS)))
+    obs = rng.normal(3, 5, (BATCH, OBS)).astype(np.float32)
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: agent.obs_moments.update(rng.normal(3, 2, (19, OBS))),
+        lambda: agent.load_state_dict(other.state_dict()),
+        lambda: agent.obs_moments.var.mul_(2),
+        lambda: agent.obs_moments.mean.add_(1),
+        lambda: setattr(agent.obs_moments, "var", torch.full((OBS,), 5.0)),
+    ):
+        change()
+        seen.append(agent.normalised(obs))
+        expected = agent.normalised(torch.tensor(obs)).numpy()
+        np.testing.assert_allclose(seen[-1], expected, rtol=1e-6)
+    assert all((a != b).any() for a, b in itertools.pairwise(seen))
 
 
 def test_layers_that_numpy_has_not_go_through_torch():
