@@ -890,21 +890,23 @@ def make_env(env_id: str, **keywords):
 class SyncEnvs(gym.vector.SyncVectorEnv):
     """gymnasium's, but for a step without what nothing here reads: of infos it hands on the last
     observations of episodes alone, as {environment: observation}. To merge the others takes time,
-    and fails where they have not the same form. A step of one CartPole takes 0.7 of the time, of
-    one HalfCheetah 0.8.
+    and fails where they have not the same form. A step of one CartPole takes half of the time, of
+    one HalfCheetah three quarters.
     """
 
     def step(self, actions):
-        space, rows, final_obs = self.observation_space, [], {}
-        rewards = np.zeros(self.num_envs)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        num_envs, space, rows, final_obs = self.num_envs, self.observation_space, [], {}
+        rewards, terminated = np.zeros(num_envs), np.zeros(num_envs, np.bool_)
+        truncated = np.zeros(num_envs, np.bool_)
         for i, env in enumerate(self.envs):
             obs, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
             if terminated[i] or truncated[i]:
                 final_obs[i] = np.array(obs)  # a copy: the reset may write over it
                 obs, _ = env.reset()
             rows.append(obs)
-        obs = np.stack(rows, out=np.empty(space.shape, space.dtype))
+        obs = np.array(rows, space.dtype)
+        if obs.shape != space.shape:
+            raise ValueError(f"observations: their shape is {obs.shape} instead of {space.shape}")
         return obs, rewards, terminated, truncated, {"final_obs": final_obs}
 
 

@@ -449,6 +449,11 @@ def measured_env_sps(cell: Cell) -> float:
     return steps / (time.perf_counter() - started)
 
 
+def times_as_fast(ours: float, theirs: float) -> float:
+    """Rounded down, so that no target is reached by rounding."""
+    return math.floor(ours / theirs * 100) / 100
+
+
 def measure(name: str, repeats: int, folder: str) -> list[dict]:
     """Every library in turns, `repeats` times; a row for each."""
     cell, runs = CELLS[name], {"ours": []} | {library: [] for library in CELLS[name].peers}
@@ -467,8 +472,7 @@ def measure(name: str, repeats: int, folder: str) -> list[dict]:
             "sps": round(medians[library], 1),
             "lowest": round(min(speeds), 1),
             "highest": round(max(speeds), 1),
-            # down, so that no target is reached by rounding
-            "ours_over_it": math.floor(100 * medians["ours"] / medians[library]) / 100,
+            "ours_over_it": times_as_fast(medians["ours"], medians[library]),
             "must": round(cell.must, 2) if library == (cell.must_over or fastest) else "",
             "ceiling_share": round(ceiling * medians[library], 2),
             "first_update_s": round(statistics.median(r["first_update"] for r in results), 1),

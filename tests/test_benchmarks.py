@@ -674,3 +674,11 @@ def test_what_is_timed_has_as_many_cores_as_threads():
     with speed.held_to(1):
         assert int(subprocess.run(code, stdout=subprocess.PIPE).stdout) == 1
     assert os.sched_getaffinity(0) == before
+
+
+def test_ratios_of_speed_are_rounded_down():
+    import speed
+
+    assert speed.times_as_fast(1.749 * 1013, 1013) == 1.74
+    speeds = np.random.default_rng(0).uniform(100, 5000, 1000).tolist()
+    assert all(speed.times_as_fast(sps, sps) == 1 for sps in speeds)
