@@ -6,7 +6,7 @@ trains with algos/ppo.py and those flags. From step 5000 on it times what `train
 without the parts within it, and prints the microseconds per environment step:
 
     acting        the network's pass for the next actions
-    environments  their own step, gymnasium's vector of them included
+    environments  their own step, our loop over them included
     buffer        storing steps and drawing minibatches
     batch         values, advantages and returns of a rollout
     update        losses, gradients and the optimizer
