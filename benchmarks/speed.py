@@ -234,10 +234,10 @@ def our_flags(cell: Cell, folder: str, device: str = "cpu") -> list:
     return cell.flags.split() + flags
 
 
-def run_ours(cell: Cell, folder: str, device: str = "cpu") -> dict:
+def run_ours(cell: Cell, folder: str, device: str = "cpu", scripts: Path = ROOT / "algos") -> dict:
     """Trains with our script; speed and the seconds to the first update, from its event file."""
     script, *flags = our_flags(cell, folder, device)
-    command = [sys.executable, ROOT / "algos" / f"{script}.py", *flags]
+    command = [sys.executable, scripts / f"{script}.py", *flags]
     started = time.time()
     subprocess.run([str(w) for w in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     times, updates = {}, []

@@ -1,5 +1,6 @@
 """Campaigns survive what can happen to them; tables say what was worked out by hand."""
 
+import importlib.util
 import json
 import os
 import shlex
@@ -20,6 +21,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import profiled
 import report
 import run
+import speed
+import tricks
 
 TINY = """
 [ppo]
@@ -657,7 +660,6 @@ def test_one_seed_is_no_probability(results):
 def test_the_peers_explore_as_long_as_our_dqn():
     """peers.py asks for ten times the steps, over which its libraries stretch the schedule."""
     import dqn
-    import speed
 
     ours = dqn.Args()
     for settings in (speed.DQN_CARTPOLE, speed.DQN_BREAKOUT):
@@ -667,8 +669,6 @@ def test_the_peers_explore_as_long_as_our_dqn():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind")
 def test_what_is_timed_has_as_many_cores_as_threads():
-    import speed
-
     before = os.sched_getaffinity(0)
     code = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
     with speed.held_to(1):
@@ -677,8 +677,42 @@ def test_what_is_timed_has_as_many_cores_as_threads():
 
 
 def test_ratios_of_speed_are_rounded_down():
-    import speed
-
     assert speed.times_as_fast(1.749 * 1013, 1013) == 1.74
     speeds = np.random.default_rng(0).uniform(100, 5000, 1000).tolist()
     assert all(speed.times_as_fast(sps, sps) == 1 for sps in speeds)
+
+
+SHORT = {  # cells of speed.py with a handful of updates
+    "dqn-cartpole": "--total-timesteps 400 --learning-starts 300 --batch-size 31",
+    "ppo-cartpole": "--total-timesteps 256 --num-steps 32",
+    "ppo-halfcheetah": "--total-timesteps 256 --num-steps 128 --num-minibatches 8",
+    "ppo-breakout": "--total-timesteps 112 --num-steps 7 --num-minibatches 2 --update-epochs 2",
+    "td3-halfcheetah": "--total-timesteps 48 --learning-starts 24",
+}
+
+
+@pytest.mark.parametrize("name", tricks.TRICKS)
+def test_without_the_trick_a_script_learns_the_same(name, tmp_path, monkeypatch):
+    """Up to rounding: the two part by less than a hundredth of the way that they have come."""
+    trick = tricks.TRICKS[name]
+    plainer = tmp_path / trick.script
+    plainer.write_text(trick.plainer())
+    weights = []
+    for path in (ROOT / "algos" / trick.script, plainer):
+        folder, init = tmp_path / str(len(weights)), tmp_path / f"{len(weights)}.npz"
+        _, *flags = speed.our_flags(speed.CELLS[trick.cell], folder / "runs")
+        argv = [path, *flags, *SHORT[trick.cell].split(), "--save-init", init]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in argv])
+        spec = importlib.util.spec_from_file_location(f"script_{len(weights)}", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look types up
+        spec.loader.exec_module(module)
+        module.main()
+        weights.append([dict(np.load(file)) for file in (init, only_run(folder) / "weights.npz")])
+    (before, after), (plain_before, plain_after) = weights
+    come = parted = 0.0
+    for key, array in after.items():
+        np.testing.assert_array_equal(before[key], plain_before[key])
+        come += np.square(array - before[key], dtype=np.float64).sum()
+        parted += np.square(array - plain_after[key], dtype=np.float64).sum()
+    assert come > 0 and parted < 1e-4 * come
