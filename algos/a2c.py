@@ -247,9 +247,9 @@ def convolutional_head(num_features: int, num_outputs: int, gain: float):
 class InNumpy:
     """Networks of layers, one after the other, for arrays: by NumPy, on the memory of the weights.
 
-    If torch acted on its few observations, DQN on CartPole-v1 would take 1.5 times as long, PPO 1.4
-    times (benchmarks/tricks.py measures what such tricks are worth).
-    The weights are looked up once, since that takes longer than to multiply by them.
+    If torch acted on its few observations, DQN on CartPole-v1 would take 1.5 times as long, and PPO
+    1.4 times: benchmarks/tricks.py measures what such tricks are worth. The weights are looked up
+    once, since that takes longer than to multiply by them.
     """
 
     def __init__(self, *networks):
@@ -343,7 +343,7 @@ class Agent(nn.Module):
 
     def features(self, obs):  # (batch, *obs_shape) -> what actor and critic take, float32
         if self.sees_images:
-            # uint8 until here; on a CPU, convolutions are fastest with the channels last
+            # uint8 until here; with AVX-512, convolutions are faster with the channels last
             obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
             with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
                 return self.trunk(obs).float()
@@ -1887,7 +1887,7 @@ def evaluate_run(args: RunArgs):
 def skip_compiler_import():
     """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
-    Nor is their bookkeeping for the profiler, a part of each small step's.
+    What each step tells the profiler goes, too: nobody listens.
     """
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__

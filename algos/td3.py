@@ -1544,7 +1544,7 @@ def evaluate_run(args: RunArgs):
 def skip_compiler_import():
     """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
 
-    Nor is their bookkeeping for the profiler, a part of each small step's.
+    What each step tells the profiler goes, too: nobody listens.
     """
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__

@@ -511,17 +511,23 @@ def keep(path: Path, name: str, rows: list[dict], order: list[str]):
         writer.writerows(kept)
 
 
-def main():
-    names = [*CELLS, *SOLVES, "scaling", "profile", "gpu"]
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("cells", nargs="*", help=f"of {', '.join(names)}; none: all but gpu")
-    parser.add_argument("--repeats", type=int, default=3)
+def parse_names(doc: str, names, without_any: str, repeats: int) -> tuple:
+    """The command line's parser and arguments: what is to be measured, and how often."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; none: {without_any}")
+    parser.add_argument("--repeats", type=int, default=repeats)
     args = parser.parse_args()
-    if unknown := set(args.cells) - set(names):
-        parser.error(f"no cell {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if unknown := set(args.names) - set(names):
+        parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(names)}")
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
-    tasks, chosen = {**CELLS, **SOLVES}, args.cells or names[:-1]
+    return parser, args
+
+
+def main():
+    names = [*CELLS, *SOLVES, "scaling", "profile", "gpu"]
+    parser, args = parse_names(__doc__, names, "all but gpu", repeats=3)
+    tasks, chosen = {**CELLS, **SOLVES}, args.names or names[:-1]
     has_peers = any(tasks[name].peers for name in chosen if name in tasks)
     if has_peers and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")

@@ -8,7 +8,6 @@ of how many times as fast the script is as its plainer copy, the lowest and the 
 microseconds per step that this is, and the seconds until the first update of both.
 """
 
-import argparse
 import shlex
 import statistics
 import subprocess
@@ -17,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from speed import CELLS, RESULTS, ROOT, held_to, keep, run_ours
+from speed import CELLS, RESULTS, ROOT, held_to, keep, parse_names, run_ours
 
 
 @dataclass
@@ -94,6 +93,10 @@ def measure(name: str, repeats: int, folder: str) -> dict:
     for _ in range(repeats):
         with_it.append(run_ours(CELLS[trick.cell], folder))
         without.append(run_ours(CELLS[trick.cell], folder, scripts=Path(folder)))
+    first_updates = [
+        round(statistics.median(run["first_update"] for run in runs), 1)
+        for runs in (with_it, without)
+    ]
     ratios = [a["sps"] / b["sps"] for a, b in zip(with_it, without, strict=True)]
     saved = [1e6 / b["sps"] - 1e6 / a["sps"] for a, b in zip(with_it, without, strict=True)]
     return {
@@ -103,22 +106,15 @@ def measure(name: str, repeats: int, folder: str) -> dict:
         "lowest": round(min(ratios), 2),
         "highest": round(max(ratios), 2),
         "saved_us_a_step": round(statistics.median(saved), 1),
-        "first_update_s": round(statistics.median(run["first_update"] for run in with_it), 1),
-        "without": round(statistics.median(run["first_update"] for run in without), 1),
+        "first_update_s": first_updates[0],
+        "first_update_without_s": first_updates[1],
         "repeats": repeats,
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tricks", nargs="*", help=f"of {', '.join(TRICKS)}; none: all")
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
-    if unknown := set(args.tricks) - set(TRICKS):
-        parser.error(f"no trick {', '.join(sorted(unknown))}; there are {', '.join(TRICKS)}")
-    if args.repeats < 1:
-        parser.error("--repeats must be at least 1")
-    for name in args.tricks or TRICKS:
+    _, args = parse_names(__doc__, TRICKS, "all", repeats=5)
+    for name in args.names or TRICKS:
         with tempfile.TemporaryDirectory() as folder, held_to(CELLS[TRICKS[name].cell].threads):
             row = measure(name, args.repeats, folder)
         print(f"{name:32}" + ", ".join(f"{k} {v}" for k, v in list(row.items())[1:]), flush=True)
