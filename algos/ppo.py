@@ -843,13 +843,13 @@ NOT_OF_A_RUN = ("config", "resume", "evaluate")  # flags that say what to do, no
 
 # flags of CleanRL without a meaning here, and what to use instead
 CLEANRL_FLAGS = {
-    "--track": "scalars go to TensorBoard; `wandb sync --tensorboard` takes a run folder",
+    "--track": "scalars go to TensorBoard, from the run folder; nothing is uploaded",
     "--cuda": "use --device cuda or --device cpu",
     "--torch-deterministic": "runs always repeat exactly",
     "--exp-name": "the script's name is the algorithm's",
     "--save-model": "the weights are always saved, as weights.npz",
     "--num-iterations": "use --total-timesteps",
-    "--minibatch-size": "use --num-minibatches, in dqn and td3 --batch-size",
+    "--minibatch-size": "ppo has --num-minibatches, dqn and td3 --batch-size, a2c neither",
     "--batch-size": "a batch is a rollout, --num-envs times --num-steps",
 } | dict.fromkeys(
     ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
@@ -1301,6 +1301,10 @@ def load_weights(agent, path: Path, only_learned: bool = False):
         if wanted[name].shape != arrays[name].shape:
             shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
             raise UserError(f"{path}: the shape of {name} is {shapes}")
+    # action bounds and a distribution's support: of others the weights mean something else
+    for name in sorted((wanted.keys() & arrays) - parameters.keys()):
+        if "_moments." not in name and not torch.equal(wanted[name].cpu(), arrays[name]):
+            raise UserError(f"{path}: {name} is not the agent's: it was trained with another")
     agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
 
 

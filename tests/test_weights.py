@@ -8,6 +8,7 @@ import dqn
 import numpy as np
 import ppo
 import pytest
+import td3
 import torch
 from conftest import ROOT
 from numpy.lib.stride_tricks import sliding_window_view
@@ -137,3 +138,31 @@ def test_weights_of_ppo_start_a2c(tmp_path):
     ppo.save_weights(agents[0], tmp_path / "init.npz")
     a2c.load_weights(agents[1], tmp_path / "init.npz", only_learned=True)
     assert ppo.run_hash(agents[0]) == a2c.run_hash(agents[1])
+
+
+@pytest.mark.parametrize("only_learned", [False, True])
+@pytest.mark.parametrize(
+    "script, make, name",
+    [
+        (
+            ppo,
+            lambda top: ppo.Agent((7,), action_low=[-1, -2], action_high=[1, top]),
+            "action_high",
+        ),
+        (
+            a2c,
+            lambda top: a2c.Agent((7,), action_low=[-1, -2], action_high=[1, top]),
+            "action_high",
+        ),
+        (td3, lambda top: td3.Agent(7, [-1, -2], [1, top], (5, 3)), "action_high"),
+        (dqn, lambda top: dqn.QNetwork((7,), 3, n_atoms=11, v_min=-1, v_max=top), "support"),
+    ],
+)
+def test_weights_that_mean_something_else_are_refused(script, make, name, only_learned, tmp_path):
+    path, agent = tmp_path / "weights.npz", make(5)
+    script.save_weights(make(2), path)
+    before = script.run_hash(agent)
+    with pytest.raises(script.UserError, match=f"{name} is not the agent's"):
+        script.load_weights(agent, path, only_learned)
+    assert script.run_hash(agent) == before
+    script.load_weights(make(2), path, only_learned)
