@@ -10,6 +10,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+NEEDS_PYTHON = Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11
 SEED ?= $(shell date +%s)  # of `make torture`, which prints it
 
 train: .venv/installed
@@ -51,6 +52,7 @@ clean:
 
 # torch comes first, by itself, so that no other package chooses its version, and not quietly: it is a large download
 .venv/installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(NEEDS_PYTHON)")'
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install "$$(grep '^torch==' requirements.txt)"

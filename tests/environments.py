@@ -323,6 +323,8 @@ def register(name, entry_point, **keywords):
 
 register("Clock-v0", Clock)
 register("EndingClock-v0", Clock, kwargs={"terminates": True})
+register("Doomed-v0", Clock, kwargs={"terminates": True}, max_episode_steps=5)
+register("DoomedBox-v0", BlindBox, kwargs={"terminates": True}, max_episode_steps=5)
 register("Blind-v0", Blind)
 register("BlindBox-v0", BlindBox)
 register("Endless-v0", Endless)

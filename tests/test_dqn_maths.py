@@ -365,15 +365,16 @@ def test_saving_and_loading_need_no_second_buffer(tmp_path):
     assert peak < buffer.frames.nbytes / 3
 
 
-def test_samples_are_uniform_over_what_is_held():
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_samples_are_uniform_over_what_is_held(n_step):
     space = gym.spaces.Box(-1, 1, (1,), np.float32)
     buffer = dqn.ReplayBuffer(22, 2, space)
     for t in range(30):
         ids = np.float32([[2 * t], [2 * t + 1]])
         ends = np.zeros(2, np.bool_)
         buffer.add(ids, np.zeros(2, np.int64), ids[:, 0], ends, ends, ids + 2, ids + 2)
-    rewards = buffer.sample(22_000, 1, 0.9, np.random.default_rng(0))["rewards"].astype(int)
-    counts = np.bincount(rewards, minlength=60)
+    sample = buffer.sample(22_000, n_step, 0.9, np.random.default_rng(0))
+    counts = np.bincount(sample["obs"][:, 0].astype(int), minlength=60)
     assert counts[:38].sum() == 0
     chi_square = ((counts[38:] - 1000) ** 2 / 1000).sum()
     assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom

@@ -329,6 +329,26 @@ def test_update_moves_every_parameter_and_takes_all_its_steps():
     assert all(moved) and steps == 21
 
 
+@pytest.mark.parametrize("update_epochs", [1, 3])
+def test_the_losses_that_are_logged_are_those_of_a_minibatch(update_epochs):
+    """At learning rate 0 every epoch has the same: 7 minibatches of 5, all steps once."""
+    settings = dict(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=7, norm_adv=False)
+    scalars, _, _ = run_update(**settings, update_epochs=update_epochs, learning_rate=0.0)
+    torch.manual_seed(1)
+    agent = ppo.Agent((OBS,), num_actions=ACTIONS)
+    batch = make_update_batch(agent, 35)
+    probs = torch.softmax(agent.policy(batch["obs"]), dim=1).detach().numpy()
+    expected = {
+        "losses/policy_loss": -batch["advantages"].mean().item(),
+        "losses/value_loss": ((batch["values"] - batch["returns"]) ** 2).mean().item() / 2,
+        "losses/entropy": -(probs * np.log(probs)).sum(axis=1).mean(),
+        "losses/approx_kl": 0.0,
+        "losses/clipfrac": 0.0,
+    }
+    found = {name: scalars[name] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 def test_target_kl_ends_the_epochs():
     settings = dict(num_envs=5, num_steps=7, total_timesteps=35, num_minibatches=5, update_epochs=9)
     scalars, _, steps = run_update(**settings, learning_rate=1e-2, target_kl=1e-3)
@@ -361,6 +381,10 @@ def test_without_a_compiler_compile_says_so(monkeypatch):
         ppo.train(ppo.Args(compile=True), None)
 
 
+def rows(obs) -> set:
+    return set(map(tuple, obs.tolist()))
+
+
 def test_every_minibatch_sees_its_own_share_of_the_rollout(monkeypatch):
     seen = []
     original = ppo.Agent.forward
@@ -374,7 +398,10 @@ def test_every_minibatch_sees_its_own_share_of_the_rollout(monkeypatch):
         together = torch.cat(epoch)
         assert torch.equal(together.sort(dim=0).values, seen[0].sort(dim=0).values)
         assert not torch.equal(together, seen[0])
-    assert not torch.equal(torch.cat(minibatches[:7]), torch.cat(minibatches[7:]))
+    first_epoch, second_epoch = ([rows(m) for m in minibatches[i : i + 7]] for i in (0, 7))
+    neighbours = [rows(m) for m in seen[0].split(5)]
+    assert not any(share in neighbours for share in first_epoch)  # steps are dealt one by one
+    assert not any(share in first_epoch for share in second_epoch)  # and each time anew
 
 
 def test_advantages_are_normalised_in_each_minibatch(monkeypatch):

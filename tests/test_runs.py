@@ -104,6 +104,33 @@ def test_the_seed_rules_the_run_and_evaluation_changes_nothing(script, name):
     assert script(name, *SHORT[name], "--seed", 2).hash != first.hash
 
 
+def test_the_seed_rules_the_first_weights_and_what_is_drawn(script, name, tmp_path):
+    """In an environment that is the same for every seed, so that it does not tell them apart."""
+    env = "environments:BlindBox-v0" if name == "td3" else "environments:Clock-v0"
+    flags = [*SHORT[name], "--env-id", env]
+    for seed in (1, 2):
+        script(name, *flags, "--seed", seed, "--save-init", f"{seed}.npz")
+    first, second = (np.load(tmp_path / f"{seed}.npz") for seed in (1, 2))
+    weights = [key for key in first if key.endswith("weight")]
+    assert weights and not any(np.array_equal(first[key], second[key]) for key in weights)
+    hashes = {script(name, *flags, "--seed", s, "--init-weights", "1.npz").hash for s in (1, 2, 3)}
+    assert len(hashes) == 3
+
+
+def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, tmp_path, monkeypatch):
+    buffers, module = [], importlib.import_module(name)
+    kind = module.ReplayBuffer if hasattr(module, "ReplayBuffer") else module.RolloutBuffer
+    add = kind.add
+    monkeypatch.setattr(kind, "add", lambda self, *row: (buffers.append(self), add(self, *row)))
+    settings = {"num_steps": 13} if kind.__name__ == "RolloutBuffer" else {"buffer_size": 17}
+    env = "DoomedBox" if name == "td3" else "Doomed"
+    settings |= dict(env_id=f"environments:{env}-v0", total_timesteps=13, num_envs=1)
+    run = module.Run(module.RunArgs(runs_dir=str(tmp_path), **settings))
+    module.train(run.args, run)
+    found = buffers[0].terminated.reshape(-1)[:13]
+    assert np.flatnonzero(found).tolist() == [4, 9]  # its episodes are of five steps
+
+
 def test_what_a_run_leaves_behind(script, name, tmp_path):
     steps = STEPS[name]
     result = script(name, *SHORT[name], "--eval-frequency", steps // 4)
