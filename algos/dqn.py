@@ -74,7 +74,9 @@ class Args:
     learning_rate: float = 3e-3
     """Adam's step size, at the start."""
     anneal_lr: bool = True
-    """Lowers the learning rate linearly to 0, over total_timesteps."""
+    """Lowers the learning rate linearly to 0."""
+    anneal_steps: int | None = None
+    """Length of that schedule [steps]; None: total_timesteps."""
     buffer_size: int = 100_000
     """Transitions that the replay buffer holds, of all environments together."""
     gamma: float = 0.98
@@ -131,12 +133,14 @@ class Args:
     state of an environment cannot be saved."""
 
     def __post_init__(self):
-        at_least_1 = "total_timesteps num_envs buffer_size train_frequency gradient_steps"
-        at_least_1 += " batch_size target_network_frequency exploration_steps n_atoms n_step"
-        require_range(self, at_least_1 + " checkpoint_frequency", low=1)
+        at_least_1 = "total_timesteps num_envs anneal_steps buffer_size train_frequency"
+        at_least_1 += " gradient_steps batch_size target_network_frequency exploration_steps"
+        require_range(self, at_least_1 + " n_atoms n_step checkpoint_frequency", low=1)
         require_range(self, "seed learning_rate learning_starts max_grad_norm adam_eps", low=0)
         fractions = "gamma tau start_e end_e exploration_fraction eval_epsilon"
         require_range(self, fractions, low=0, high=1)
+        if self.anneal_steps and not self.anneal_lr:
+            raise UserError("anneal_steps is for anneal_lr")
         for name in ("total_timesteps", "train_frequency", "buffer_size"):
             size = getattr(self, name)
             if size % self.num_envs:
@@ -153,7 +157,7 @@ class Args:
 
     @property
     def budget_is_fixed(self) -> bool:  # for the plumbing: so that --resume keeps a schedule's end
-        return self.exploration_steps is None or self.anneal_lr
+        return self.exploration_steps is None or (self.anneal_lr and self.anneal_steps is None)
 
     @property
     def threads_pay(self) -> bool:  # for the plumbing: several threads are no faster with vectors
@@ -575,6 +579,7 @@ def train(args: Args, run: "Run"):
     # Atari's observations are stacks of four frames, see make_atari
     stack = 4 if args.env_id.startswith("ALE/") else 1
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
+    schedule_steps = args.anneal_steps or args.total_timesteps
     final_learning_rate = 0.0 if args.anneal_lr else args.learning_rate
     fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
     exploration_steps = args.exploration_steps or fraction_steps
@@ -603,7 +608,7 @@ def train(args: Args, run: "Run"):
             obs, step = next_obs, step + args.num_envs
 
         learning_rate = linear_schedule(
-            args.learning_rate, final_learning_rate, args.total_timesteps, before
+            args.learning_rate, final_learning_rate, schedule_steps, before
         )
         set_learning_rate(optimizer, learning_rate)
         if step >= args.learning_starts:

@@ -29,6 +29,23 @@ def test_epsilon_follows_its_schedule(tmp_path, monkeypatch):
     assert seen == pytest.approx([1.0] + 7 * [0.1])
 
 
+def test_the_learning_rate_follows_its_schedule(tmp_path, monkeypatch):
+    """It is that of the step before its updates, at 8, 16, ... 80 of which the first 40 count."""
+    rates, update = [], dqn.update
+
+    def spy(q_network, target_q_network, optimizer, *rest):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return update(q_network, target_q_network, optimizer, *rest)
+
+    monkeypatch.setattr(dqn, "update", spy)
+    schedule = dict(learning_rate=4e-3, learning_starts=8, train_frequency=8, gradient_steps=1)
+    train(tmp_path, total_timesteps=80, anneal_steps=40, **schedule)
+    assert rates == pytest.approx([4e-3 * max(1 - t / 40, 0) for t in range(0, 80, 8)])
+    rates.clear()
+    train(tmp_path / "whole", total_timesteps=80, **schedule)
+    assert rates == pytest.approx([4e-3 * (1 - t / 80) for t in range(0, 80, 8)])
+
+
 def test_the_target_network_is_a_copy_of_its_own_taken_when_it_is_due(tmp_path, monkeypatch):
     states, update = [], dqn.update
 

@@ -79,7 +79,7 @@ SETTINGS = [(name, kind[name]) for name in SCRIPTS for kind in KINDS if name in 
 NO_SCHEDULE = {
     "ppo": ["--no-anneal-lr", "--no-anneal-clip"],
     "a2c": ["--no-anneal-lr"],
-    "dqn": ["--exploration-steps", "2000", "--no-anneal-lr", "--keep-replay"],
+    "dqn": ["--exploration-steps", "2000", "--anneal-steps", "4000", "--keep-replay"],
     "td3": ["--keep-replay"],
 }
 TAGS = {
