@@ -18,6 +18,7 @@ import pytest
 from conftest import ROOT, only_run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import peer_returns
 import profiled
 import report
 import run
@@ -674,6 +675,19 @@ def test_what_is_timed_has_as_many_cores_as_threads():
     with speed.held_to(1):
         assert int(subprocess.run(code, stdout=subprocess.PIPE).stdout) == 1
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_peer_s_seed_trained_again_takes_the_place_of_its_row(tmp_path):
+    def row(seed, steps, greedy):
+        values = ("Env-v0", "sb3", "A2C", seed, steps, greedy, 2.0, 3.0)
+        return dict(zip(peer_returns.COLUMNS, values, strict=True))
+
+    path = tmp_path / "peers.csv"
+    for seed, steps, greedy in ((2, 7, 1.0), (1, 7, 4.0), (2, 5, 6.0), (2, 7, 8.0)):
+        peer_returns.keep(path, row(seed, steps, greedy))
+    found = [line.split(",")[3:6] for line in path.read_text().splitlines()[1:]]
+    assert found == [["2", "5", "6.0"], ["1", "7", "4.0"], ["2", "7", "8.0"]]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_ratios_of_speed_are_rounded_down():
