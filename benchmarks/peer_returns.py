@@ -1,7 +1,7 @@
 """What Stable-Baselines3's A2C reaches on HalfCheetah-v5 with rl-zoo's settings for v3.
 
     make .venv-peers/installed
-    .venv-peers/bin/python benchmarks/peer_returns.py --seeds 3
+    .venv-peers/bin/python benchmarks/peer_returns.py --seeds 5
 
 Each seed, on one thread, ends as a row of results/peer-returns.csv: the greedy return, mean and
 standard deviation of ten episodes, and the mean of the last 100 training episodes.
@@ -63,7 +63,7 @@ def keep(path: Path, row: dict):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=CSV)
     args = parser.parse_args()

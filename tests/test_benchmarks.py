@@ -1,5 +1,6 @@
 """Campaigns survive what can happen to them; tables say what was worked out by hand."""
 
+import csv
 import importlib.util
 import json
 import os
@@ -688,6 +689,16 @@ def test_a_peer_s_seed_trained_again_takes_the_place_of_its_row(tmp_path):
     found = [line.split(",")[3:6] for line in path.read_text().splitlines()[1:]]
     assert found == [["2", "5", "6.0"], ["1", "7", "4.0"], ["2", "7", "8.0"]]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_said_of_a_peer_s_returns_is_what_its_seeds_have():
+    with open(peer_returns.CSV, newline="") as file:
+        returns = [float(row["greedy"]) for row in csv.DictReader(file)]
+    mean, std = np.mean(returns), np.std(returns, ddof=1)
+    words = {"published.csv": "±", "README.md": "±", "halfcheetah.toml": "+-"}
+    for name, sign in words.items():
+        said = f"{mean:,.0f} {sign} {std:.0f}"
+        assert said in (ROOT / "benchmarks" / name).read_text("utf-8"), name
 
 
 def test_ratios_of_speed_are_rounded_down():
