@@ -4,46 +4,29 @@ value as the baseline. It is PPO with one epoch, one minibatch and so nothing to
 Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
 Run       python algos/a2c.py                                         CartPole-v1
           python algos/a2c.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
-
-Expect    in twenty seconds on one CPU core, the default settings: a greedy return of 500 on
-          CartPole-v1 on each of ten seeds (benchmarks/results/).
+Expect    a greedy return of 500 on CartPole-v1 on each of ten seeds, in twenty seconds on one core.
 
 Deliberate differences from the papers:
 - not asynchronous: all environments step together, and one update learns from all of them;
 - advantages by GAE: with gae_lambda 1 they are the n-step returns of A3C, less the value;
-- the value loss is half the mean squared error, so that vf_coef means what it means in ppo.py;
-  where the paper and other code have the whole of it, its coefficient is to be doubled here;
+- the value loss is half the mean squared error: a coefficient of other code is to be doubled;
 - the gradient's norm is clipped; losses are means over the rollout, where the paper sums;
 - weights start orthogonal: gain sqrt(2), in the policy's last layer 0.01, in the value's 1;
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
 
-import argparse
-import contextlib
-import ctypes
-import ctypes.util
-import difflib
 import hashlib
 import importlib
-import io
 import json
 import math
 import os
-import platform
 import random
 import re
 import shlex
-import signal
 import sys
-import threading
 import time
 import tomllib
-import traceback
-import warnings
-import zipfile
-from collections import deque
-from dataclasses import asdict, dataclass, fields
-from importlib import metadata
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -55,9 +38,9 @@ import tyro
 from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only
-
-ALGO = "a2c"
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from tqdm import tqdm
 
 
 @dataclass
@@ -77,9 +60,7 @@ class Args:
     learning_rate: float = 2e-3
     """The optimizer's step size, at the start."""
     anneal_lr: bool = True
-    """Lowers the learning rate linearly to final_learning_rate."""
-    final_learning_rate: float = 0.0
-    """Where the learning rate ends."""
+    """Lowers the learning rate linearly to 0."""
     anneal_steps: int | None = None
     """Length of this linear schedule [steps]; None: total_timesteps."""
     gamma: float = 0.98
@@ -87,8 +68,7 @@ class Args:
     gae_lambda: float = 1.0
     """GAE's lambda: 0 is the one-step TD error, 1 the n-step return to the rollout's end less V."""
     num_microbatches: int = 1
-    """Parts of a rollout, whose gradients are summed into one step: the same step in less memory,
-    down to what the pass of make_batch over the whole rollout takes."""
+    """Parts of a rollout whose gradients are summed into one step: the same step in less memory."""
     ent_coef: float = 0.0
     """Weight of the entropy bonus."""
     vf_coef: float = 1.0
@@ -96,20 +76,13 @@ class Args:
     max_grad_norm: float = 0.5
     """Longest gradient, over all parameters together."""
     norm_obs: bool = False
-    """Normalises observations by the running mean and variance of those acted on in earlier
-    rollouts, and clips them to +-10. Those of the first rollout are only clipped."""
+    """Normalises vectors by the mean and variance of earlier rollouts, and clips them to +-10."""
     norm_reward: bool = False
-    """Divides rewards by the running standard deviation of the discounted return and clips them to
-    +-10, so that what the critic learns has about the same size in every task."""
+    """Divides rewards by the deviation of the discounted return so far, and clips them to +-10."""
     clip_reward: bool = False
     """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
-    network: Literal["nature", "rllib"] = "nature"
-    """Convolutions for images: the Nature DQN's, or RLlib's 16-32-256 for 84 x 84 pixels."""
-    share_trunk: Literal["auto", "yes", "no"] = "auto"
-    """Policy and value share all but their last layers; auto: for images yes, for vectors no."""
     bf16: bool = False
-    """Images: the trunk multiplies in bfloat16, with 8 bits of precision; all else in float32.
-    Slow on a CPU without instructions for it."""
+    """Images: convolutions multiply in bfloat16; slow on a CPU without instructions for it."""
     hidden_size: int = 64
     """Width of both hidden layers of a network for vectors."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -117,43 +90,19 @@ class Args:
     log_std_init: float = 0.0
     """Continuous actions: log of the standard deviation at the start; 0 is half the range."""
     checkpoint_frequency: int = 100_000
-    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes: the
-    state of an environment cannot be saved."""
+    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
 
-    def __post_init__(self):
-        at_least_1 = "total_timesteps num_envs num_steps anneal_steps num_microbatches"
-        at_least_0 = "seed learning_rate final_learning_rate ent_coef vf_coef"
-        require_range(self, at_least_1 + " hidden_size checkpoint_frequency", low=1)
-        require_range(self, at_least_0 + " max_grad_norm", low=0)
+    def check(self):
+        require_range(self, "total_timesteps num_envs num_steps num_microbatches", low=1)
+        require_range(self, "anneal_steps hidden_size checkpoint_frequency", low=1)
+        require_range(self, "learning_rate ent_coef vf_coef max_grad_norm", low=0)
         require_range(self, "gamma gae_lambda", low=0, high=1)
-        if self.anneal_steps and not self.anneal_lr:
-            raise UserError("anneal_steps is for anneal_lr")
-        if self.final_learning_rate and not self.anneal_lr:
-            raise UserError("final_learning_rate is for anneal_lr")
-        total, size, parts = self.total_timesteps, self.batch_size, self.num_microbatches
-        if total % self.num_envs:
-            raise UserError(f"total_timesteps={total} does not divide by num_envs={self.num_envs}")
-        if size % parts:
-            raise UserError(
-                f"a rollout of num_envs * num_steps = {size} steps does not split into "
-                f"num_microbatches={parts} of equal size"
-            )
+        if self.total_timesteps % self.num_envs or self.iteration_steps % self.num_microbatches:
+            fail("num_envs must divide total_timesteps, num_microbatches num_envs * num_steps")
 
     @property
-    def batch_size(self) -> int:  # properties, so that no flag can contradict them
+    def iteration_steps(self) -> int:  # of a rollout: steps between calls of run.end_iteration
         return self.num_envs * self.num_steps
-
-    @property
-    def iteration_steps(self) -> int:  # for the plumbing: steps between calls of run.end_iteration
-        return self.batch_size
-
-    @property
-    def budget_is_fixed(self) -> bool:  # for the plumbing: so that --resume keeps a schedule's end
-        return self.anneal_steps is None and self.anneal_lr
-
-    @property
-    def threads_pay(self) -> bool:  # for the plumbing: several threads are no faster with vectors
-        return False
 
 
 class RunningMoments(nn.Module):
@@ -164,7 +113,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("var", torch.ones(shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.key = None
+        self.version = None
 
     def update(self, x):
         """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
@@ -179,205 +128,134 @@ class RunningMoments(nn.Module):
     def std(self):
         return torch.sqrt(self.var + 1e-8)
 
-    def in_numpy(self):  # mean and std as arrays; looked up once, like the weights, see InNumpy
-        key = self.var.data_ptr(), self.var._version  # elsewhere, or changed in place
-        if key != self.key:
-            self.key, self.arrays = key, (self.mean.numpy(), self.std().numpy())
-        return self.arrays
+    def normalised(self, x):  # (batch, *shape), a tensor or an array
+        if torch.is_tensor(x):
+            return ((x - self.mean) / self.std()).clip(-10, 10)
+        if self.version != self.var._version:  # changed since it was last looked up
+            self.version, self.arrays = self.var._version, (self.mean.numpy(), self.std().numpy())
+        mean, std = self.arrays
+        return ((x - mean) / std).clip(-10, 10)
 
 
-def initialise(layer, gain: float):
+class Layers(nn.Sequential):
+    """nn.Sequential that takes arrays, too, for acting: by NumPy, on the memory of the weights. For
+    a few rows it is faster than torch, which computes the layers that are not named here.
+    """
+
+    def forward(self, x):
+        if torch.is_tensor(x):
+            return super().forward(x)
+        for layer in self:
+            if type(layer) is nn.Linear and layer._parameters["bias"] is not None:
+                weight, bias = layer._parameters.values()
+                address = weight.data_ptr(), bias.data_ptr()
+                if layer.__dict__.get("address") != address:  # new, or moved: looked up once
+                    layer.address = address
+                    layer.arrays = weight.detach().numpy().T, bias.detach().numpy()
+                x = x @ layer.arrays[0] + layer.arrays[1]
+            elif type(layer) is nn.Tanh:
+                x = np.tanh(x)
+            elif type(layer) is nn.ReLU:
+                x = np.maximum(x, 0)
+            else:
+                x = layer(torch.as_tensor(x)).numpy(force=True)
+        return x
+
+
+def initialise(layer, gain: float = math.sqrt(2)):
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def hidden_layers(num_inputs: int, hidden_size: int, activation: str):
-    return nn.Sequential(
-        initialise(nn.Linear(num_inputs, hidden_size), math.sqrt(2)),
-        ACTIVATIONS[activation](),
-        initialise(nn.Linear(hidden_size, hidden_size), math.sqrt(2)),
-        ACTIVATIONS[activation](),
+def mlp(num_inputs: int, hidden_size: int, activation: str, num_outputs: int, gain: float):
+    make_activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
+    return Layers(
+        initialise(nn.Linear(num_inputs, hidden_size)),
+        make_activation(),
+        initialise(nn.Linear(hidden_size, hidden_size)),
+        make_activation(),
+        initialise(nn.Linear(hidden_size, num_outputs), gain),
     )
 
 
 def nature_cnn(image_shape: tuple):
     """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
-    channels, height, width = image_shape
-    if min(height, width) < 36:  # what the convolutions leave at least one pixel of
-        size = f"images must be 36 x 36 pixels or larger, not {height} x {width}"
-        raise UserError(f"{size}: wrap smaller ones in gymnasium.wrappers.FlattenObservation")
-    convolutions = nn.Sequential(
-        initialise(nn.Conv2d(channels, 32, 8, stride=4), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        initialise(nn.Conv2d(32, 64, 4, stride=2), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        initialise(nn.Conv2d(64, 64, 3, stride=1), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-    )
-    num_features = convolutions(torch.zeros(1, *image_shape)).shape[1]
-    linear = initialise(nn.Linear(num_features, 512), math.sqrt(2))
-    return nn.Sequential(*convolutions, linear, nn.ReLU(inplace=True))
-
-
-def rllib_cnn(image_shape: tuple):
-    """Image to 256 features: the convolutions of RLlib's rllib/models/torch/visionnet.py."""
-    channels, height, width = image_shape
-    if (height, width) != (84, 84):  # what the convolutions leave exactly one pixel of
-        raise UserError(f"network=rllib takes images of 84 x 84 pixels, not {height} x {width}")
-    return nn.Sequential(
-        initialise(nn.Conv2d(channels, 16, 8, stride=4, padding=2), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        nn.ZeroPad2d((1, 2, 1, 2)),  # of 21 to 24 pixels as TensorFlow's "same" has it
-        initialise(nn.Conv2d(16, 32, 4, stride=2), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        initialise(nn.Conv2d(32, 256, 11), math.sqrt(2)),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-    )
-
-
-def convolutional_head(num_features: int, num_outputs: int, gain: float):
-    """A linear layer as RLlib writes its policy's last one: a 1 x 1 convolution of one pixel."""
-    convolution = initialise(nn.Conv2d(num_features, num_outputs, 1), gain)
-    return nn.Sequential(nn.Unflatten(1, (num_features, 1, 1)), convolution, nn.Flatten())
-
-
-class InNumpy:
-    """Networks of layers, one after the other, for arrays: by NumPy, on the memory of the weights.
-
-    If torch acted on its few observations, DQN on CartPole-v1 would take 1.5 times as long, and PPO
-    1.4 times: benchmarks/tricks.py measures what such tricks are worth. The weights are looked up
-    once, since that takes longer than to multiply by them.
-    """
-
-    def __init__(self, *networks):
-        self.layers = [layer for network in networks for layer in self.layers_of(network)]
-        self.first = next(nn.ModuleList(self.layers).parameters())
-        self.address = None
-
-    def layers_of(self, network):
-        if isinstance(network, nn.Sequential):
-            return [layer for part in network for layer in self.layers_of(part)]
-        return [network]
-
-    def __call__(self, x):  # (batch, inputs) -> (batch, outputs)
-        if self.first.data_ptr() != self.address:  # the weights are new, or elsewhere: see flatten
-            self.address, self.steps = self.first.data_ptr(), [self.step(m) for m in self.layers]
-        for step in self.steps:
-            x = step(x)
-        return x
-
-    def step(self, layer):
-        if isinstance(layer, nn.Linear):
-            weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-            return lambda x: x @ weight + bias
-        if isinstance(layer, nn.Tanh):
-            return np.tanh
-        if isinstance(layer, nn.ReLU):
-            return lambda x: np.maximum(x, 0)
-        return lambda x: layer(torch.as_tensor(x)).numpy(force=True)
+    layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    for channels_in, channels_out, kernel_size, stride in sizes:
+        convolution = nn.Conv2d(channels_in, channels_out, kernel_size, stride)
+        layers += [initialise(convolution), nn.ReLU(inplace=True)]
+    layers.append(nn.Flatten())
+    num_features = nn.Sequential(*layers)(torch.zeros(1, *image_shape)).shape[1]
+    return nn.Sequential(*layers, initialise(nn.Linear(num_features, 512)), nn.ReLU(inplace=True))
 
 
 class Agent(nn.Module):
-    """A stochastic policy and a state value, with the statistics that both need of their inputs.
+    """A stochastic policy and a state value: of vectors two networks, of images one with two heads.
+    `features`, `policy` and `value` alone say what they are, for acting and for learning.
 
-    Vectors go through two hidden layers, images through convolutions. With a shared trunk, `actor`
-    and `critic` are one layer each on top of it; without, each of them is a whole network.
-    Discrete actions: categorical over `num_actions`. Continuous actions: a Gaussian, whose standard
-    deviation does not depend on the observation. Its actions are in half ranges: 0 is the middle
-    between a dimension's bounds, -1 and 1 are the bounds. Where a bound is infinite, they are the
-    environment's own, counted from 0 or the bound nearest to it. `to_env` converts them.
+    Discrete actions are categorical, continuous ones Gaussian, in half ranges: 0 is the middle
+    between a dimension's bounds, 1 the upper one; without bounds, in the environment's own units.
     """
 
-    def __init__(self, obs_shape, num_actions=None, action_low=None, action_high=None,
-                 network="nature", share_trunk="auto", bf16=False, hidden_size=64,
-                 activation="tanh", log_std_init=0.0, norm_obs=False,
-                 norm_reward=False):  # fmt: skip
+    device = torch.device("cpu")  # until Run moves it
+
+    def __init__(self, args: Args, obs_space, action_space):
         super().__init__()
-        self.discrete, self.sees_images = num_actions is not None, len(obs_shape) == 3
-        self.bf16 = bf16
-        action_dim = num_actions if self.discrete else len(action_low)
-        rllib = self.sees_images and network == "rllib"
-        image_features = 256 if rllib else 512
-        num_features = image_features if self.sees_images else hidden_size
-
-        def trunk():
-            if not self.sees_images:
-                return hidden_layers(*obs_shape, hidden_size, activation)
-            return rllib_cnn(obs_shape) if rllib else nature_cnn(obs_shape)
-
-        def actor_head():
-            # the small gain makes the first policy nearly uniform, whatever the observation
-            if rllib:
-                return convolutional_head(num_features, action_dim, 0.01)
-            return initialise(nn.Linear(num_features, action_dim), 0.01)
-
-        def critic_head():
-            return initialise(nn.Linear(num_features, 1), 1.0)
-
-        if share_trunk == "yes" or (share_trunk == "auto" and self.sees_images):
-            self.trunk = trunk()
-            self.actor, self.critic = actor_head(), critic_head()
-        else:
-            self.trunk = nn.Sequential()
-            self.actor = nn.Sequential(*trunk(), actor_head())
-            self.critic = nn.Sequential(*trunk(), critic_head())
+        self.discrete = isinstance(action_space, gym.spaces.Discrete)
+        self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
+        num_outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
+        self.make_networks(args, obs_space.shape, num_outputs)
         if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
-            low, high = np.float32(action_low), np.float32(action_high)
+            self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
+            low, high = np.float32([action_space.low, action_space.high]).reshape(2, -1)
             self.low, self.high = low, high
-            with np.errstate(all="ignore"):  # infinite bounds
-                bounded = high - low < np.finfo(np.float32).max  # which many write for infinity
-                nearest_to_0 = np.clip(np.float32(0), low, high)
-                self.action_middle = np.where(bounded, (low + high) / 2, nearest_to_0)
+            with np.errstate(all="ignore"):  # infinite bounds; some write them as the largest float
+                bounded = high - low < np.finfo(np.float32).max
+                self.middle = np.where(bounded, (low + high) / 2, np.clip(np.float32(0), low, high))
                 self.half_range = np.where(bounded, (high - low) / 2, np.float32(1))
-            # not read here: weights.npz shall say by itself what its actions mean
+            # not read here, but weights.npz shall say by itself what its actions mean
             self.register_buffer("action_low", torch.tensor(low))
             self.register_buffer("action_high", torch.tensor(high))
-        if not self.sees_images:
-            self.policy_in_numpy = InNumpy(self.trunk, self.actor)
-        self.obs_moments = RunningMoments(obs_shape) if norm_obs else None
-        self.return_moments = RunningMoments(()) if norm_reward else None
+        self.obs_moments = RunningMoments(obs_space.shape) if args.norm_obs else None
+        self.return_moments = RunningMoments(()) if args.norm_reward else None
 
-    def features(self, obs):  # (batch, *obs_shape) -> what actor and critic take, float32
+    def make_networks(self, args, input_shape, num_outputs):
+        # the small gain makes the first policy nearly uniform, whatever the observation
         if self.sees_images:
-            # uint8 until here; with AVX-512, convolutions are faster with the channels last
-            obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
-            with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
-                return self.trunk(obs).float()
-        return self.trunk(self.normalised(obs.float()))
+            self.trunk = nature_cnn(input_shape)
+            self.actor = initialise(nn.Linear(512, num_outputs), 0.01)
+            self.critic = initialise(nn.Linear(512, 1), 1.0)
+        else:
+            sizes = *input_shape, args.hidden_size, args.activation
+            self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)
 
-    def normalised(self, obs):  # vectors, (batch, obs_dim), as a tensor or as an array
-        moments = self.obs_moments
-        if moments is None:
-            return obs
-        mean, std = (moments.mean, moments.std()) if torch.is_tensor(obs) else moments.in_numpy()
-        return ((obs - mean) / std).clip(-10, 10)
+    def features(self, obs):  # (batch, *obs_shape) -> (batch, n), what policy and value take
+        if not self.sees_images:
+            return obs if self.obs_moments is None else self.obs_moments.normalised(obs)
+        # uint8 until here; convolutions are faster with the channels last
+        obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.trunk(obs).float()
 
-    def policy(self, obs):  # -> logits (batch, num_actions), or means (batch, action_dim)
-        return self.actor(self.features(obs))
+    def policy(self, features):  # (batch, n) -> logits or means (batch, actions)
+        return self.actor(features)
 
-    def value(self, obs):  # -> (batch,)
-        return self.critic(self.features(obs)).squeeze(-1)
+    def value(self, features):  # (batch, n) -> (batch,)
+        return self.critic(features).squeeze(-1)
 
-    def forward(self, obs):  # -> what policy(obs) and value(obs) give
-        features = self.features(obs)
-        return self.actor(features), self.critic(features).squeeze(-1)
+    def forward(self, obs):  # (batch, *obs_shape) -> logits or means (batch, actions), for acting
+        return self.policy(self.features(obs))
 
-    def log_prob_and_entropy(self, policy, action):  # -> (batch,), (batch,)
-        if self.discrete:
-            return categorical_log_prob_and_entropy(policy, action)
-        return gaussian_log_prob_and_entropy(policy, self.log_std, action)
-
+    @torch.no_grad()
     def act(self, obs, rng, greedy=False):
         """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
-        if self.sees_images or not self.policy_in_numpy.first.is_cpu:
-            with torch.no_grad():
-                policy = self.policy(torch.as_tensor(obs, device=self.device)).cpu().numpy()
-        else:
-            policy = self.policy_in_numpy(self.normalised(obs))
+        if self.sees_images or self.device.type != "cpu":  # else an array: see Layers
+            obs = torch.as_tensor(obs, device=self.device)
+        return self.sample(self(obs), rng, greedy)
+
+    def sample(self, policy, rng, greedy=False):  # what `policy` returns -> actions, an array
+        policy = policy.cpu().numpy() if torch.is_tensor(policy) else policy
         if greedy:
             return policy.argmax(axis=1) if self.discrete else policy
         if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
@@ -389,57 +267,31 @@ class Agent(nn.Module):
         """Scales and clips `action` for the environment; log-probabilities are of it unclipped."""
         if self.discrete:
             return action
-        return (self.action_middle + self.half_range * action).clip(self.low, self.high)
+        return (self.middle + self.half_range * action).clip(self.low, self.high)
 
-    @property
-    def device(self):
-        return next(self.parameters()).device
-
-
-def flatten(module):
-    """Makes all parameters views of one vector, and their gradients views of its gradient.
-
-    Returns the vector, for the optimizer. Clipping and stepping then take one operation instead of
-    one for each parameter, and PPO on CartPole-v1 a seventh less time. Gradients are cleared by
-    vector.grad.zero_(): after optimizer.zero_grad() vector.grad is None, and no step is taken any
-    more.
-    """
-    parameters = list(module.parameters())
-    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    vector.grad = torch.zeros_like(vector)
-    sizes = [p.numel() for p in parameters]
-    views = zip(vector.data.split(sizes), vector.grad.split(sizes), strict=True)
-    for p, (data, grad) in zip(parameters, views, strict=True):
-        p.data, p.grad = data.view_as(p), grad.view_as(p)
-    return vector
-
-
-def clip_gradient(vector, max_norm: float):
-    """Shortens the gradient of a vector from `flatten` to `max_norm`, if it is longer.
-
-    torch's clip_grad_norm_ does the same in five operations.
-    """
-    # renorm_ shortens the too long rows of a matrix in place; [None] makes the gradient one row
-    vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)
+    def evaluate_actions(self, batch):
+        """log pi(a), entropy and V of the steps in `batch`, (batch,) each."""
+        features = self.features(batch["obs"])
+        policy, actions = self.policy(features), batch["actions"]
+        if self.discrete:
+            log_probs, entropies = categorical_log_prob_and_entropy(policy, actions)
+        else:
+            log_probs, entropies = gaussian_log_prob_and_entropy(policy, self.log_std, actions)
+        return log_probs, entropies, self.value(features)
 
 
 class RolloutBuffer:
     """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
 
     def __init__(self, num_steps, num_envs, obs_space, action_dim=None):  # None: discrete actions
-        self.obs = np.zeros((num_steps, num_envs, *obs_space.shape), obs_space.dtype)
-        if action_dim is None:
-            self.actions = np.zeros((num_steps, num_envs), np.int64)
-        else:
-            self.actions = np.zeros((num_steps, num_envs, action_dim), np.float32)
-        self.rewards = np.zeros((num_steps, num_envs), np.float32)
-        self.terminated = np.zeros((num_steps, num_envs), np.bool_)  # the task ended
-        self.truncated = np.zeros((num_steps, num_envs), np.bool_)  # by time limit or checkpoint
-        self.clear()
-
-    def clear(self):
-        self.size = 0
-        self.final_obs = []  # for each step with ends: the last observations, (ended, *obs_shape)
+        shape = num_steps, num_envs
+        self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
+        action_shape, dtype = ((), np.int64) if action_dim is None else ((action_dim,), np.float32)
+        self.actions = np.zeros((*shape, *action_shape), dtype)
+        self.rewards = np.zeros(shape, np.float32)
+        self.terminated = np.zeros(shape, np.bool_)  # the task ended
+        self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
+        self.size, self.final_obs = 0, []  # for each step: last observations, (ended, *obs_shape)
 
     def add(self, obs, actions, rewards, terminated, truncated, successors):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
@@ -449,8 +301,7 @@ class RolloutBuffer:
         assert actions.shape == self.actions.shape[1:], actions.shape
         self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
         self.terminated[t], self.truncated[t] = terminated, truncated
-        if ended.any():
-            self.final_obs.append(successors[ended])
+        self.final_obs.append(successors[ended])
         self.last_successors = successors
         self.size += 1
 
@@ -461,10 +312,7 @@ def linear_schedule(start: float, end: float, duration: int, step: int) -> float
 
 
 def categorical_log_prob_and_entropy(logits, action):
-    """log pi(a) and entropy [nats] of a softmax.
-
-    logits (batch, num_actions), action (batch,) -> (batch,), (batch,).
-    """
+    """log pi(a), entropy [nats] of a softmax: (batch, actions), (batch,) -> (batch,), (batch,)."""
     assert logits.ndim == 2 and action.shape == logits.shape[:1], (logits.shape, action.shape)
     log_probs = torch.log_softmax(logits, dim=1)
     entropy = -(log_probs.exp() * log_probs).sum(dim=1)
@@ -472,14 +320,10 @@ def categorical_log_prob_and_entropy(logits, action):
 
 
 def gaussian_log_prob_and_entropy(mean, log_std, action):
-    """log pi(a) and entropy [nats] of independent Gaussians, summed over the action's dimensions.
-
-    mean, action (batch, action_dim); log_std (action_dim,) -> (batch,), (batch,).
+    """log pi(a) and entropy [nats] of independent Gaussians, summed over the action's dimensions:
+    mean, action (batch, action_dim), log_std (action_dim,) -> (batch,), (batch,).
     """
-    assert mean.shape == action.shape and log_std.shape == mean.shape[1:], (
-        mean.shape,
-        action.shape,
-    )
+    assert mean.shape == action.shape == (len(mean), *log_std.shape), (mean.shape, action.shape)
     z = (action - mean) / log_std.exp()
     log_prob = (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=1)
     entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -487,15 +331,13 @@ def gaussian_log_prob_and_entropy(mean, log_std, action):
 
 
 def successor_values(values, last_values, ended, final_values):
-    """V of every step's true successor, where `values` holds V of the observations acted on.
+    """V of every step's true successor, (steps, envs), from V of the observations acted on.
 
-    values, ended  (steps, envs)  V(s_t); bool: the episode ended with this step
-    last_values    (envs,)        V of the last step's successors
-    final_values   (ended.sum(),) V of the last observation of each ended episode, by step, then env
-    Returns (steps, envs). Raises ValueError when the shapes differ.
+    values, ended (steps, envs): V(s_t), whether the episode ended; last_values (envs,): V of the
+    last successors; final_values (ended.sum(),): V of episodes' last observations, by step and env.
     """
-    if values.shape != ended.shape or final_values.shape != (ended.sum(),):
-        raise ValueError(f"{values.shape}, {ended.shape}, {final_values.shape} do not go together")
+    assert values.shape == ended.shape, (values.shape, ended.shape)
+    assert final_values.shape == (ended.sum(),), (final_values.shape, ended.sum())
     result = np.concatenate([values[1:], last_values[None]])
     result[ended] = final_values  # the mask goes by step, then env, as they do
     return result
@@ -506,16 +348,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
-
-    rewards, values        (steps, envs)  r_t in reward units; V(s_t) in units of return
-    next_values            (steps, envs)  V of the true successor of s_t, before any reset
-    terminated, truncated  (steps, envs)  bool: the task ended; a time limit cut the episode
-    gamma, gae_lambda      in [0, 1]
-    Returns the advantages, (steps, envs), in units of return. Raises ValueError when shapes differ.
+    All are (steps, envs): r_t [reward], V(s_t) and V of the true successor of s_t, before a reset
+    [return], whether the task ended, a time limit cut the episode. Returns A_t [return].
     """
-    shapes = {x.shape for x in (rewards, values, next_values, terminated, truncated)}
-    if len(shapes) > 1:
-        raise ValueError(f"all arrays must be (steps, envs), got {shapes}")
+    assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
     deltas = rewards + gamma * next_values * ~terminated - values
     decays = gamma * gae_lambda * ~(terminated | truncated)
     advantages, running = np.zeros_like(deltas), 0.0
@@ -526,10 +362,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def discounted_returns(rewards, ended, gamma, running):
-    """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards.
-
-    rewards, ended (steps, envs); running (envs,) is the sum before the first step.
-    Returns the sums (steps, envs), and the one to go on from: 0 where an episode just ended.
+    """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards, and
+    the sum to go on from. rewards, ended (steps, envs); running (envs,), the sum before.
     """
     sums = np.zeros(rewards.shape)
     for t in range(len(rewards)):
@@ -544,19 +378,14 @@ def explained_variance(values, returns) -> float:
 
 
 def policy_gradient_loss(log_probs, advantages):
-    """The negated objective whose gradient is that of section 4 of arXiv 1602.01783, without the
-    entropy: (batch,), (batch,) -> scalar.
-    """
-    assert log_probs.shape == advantages.shape and advantages.ndim == 1, (
-        log_probs.shape,
-        advantages.shape,
-    )
+    """Minus what section 4 of arXiv 1602.01783 climbs, no entropy: (batch,), (batch,) -> scalar."""
+    assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     return -(log_probs * advantages).mean()
 
 
 def squared_error_loss(values, returns):
     """Half the mean squared error: (batch,), (batch,) -> scalar."""
-    assert values.shape == returns.shape and values.ndim == 1, (values.shape, returns.shape)
+    assert values.shape == returns.shape, (values.shape, returns.shape)
     return 0.5 * F.mse_loss(values, returns)
 
 
@@ -564,9 +393,8 @@ class RMSpropTF(torch.optim.Optimizer):
     """RMSprop in TensorFlow's manner, with which A2C's results on Atari were published.
 
     s <- alpha s + (1 - alpha) g^2, from s = 1;  p <- p - lr g / sqrt(s + eps).
-    torch's own starts from s = 0 and divides by sqrt(s) + eps. So its first step moves a parameter
-    by nearly 10 lr (alpha 0.99) for any gradient above 1e-3, and with eps 1e-5 it takes whole
-    steps for all gradients above 1e-5, where this one takes small ones for those below 3e-3.
+    torch's own starts from s = 0, so that its first steps are ten times as long (alpha 0.99), and
+    divides by sqrt(s) + eps, so that it takes whole steps for far smaller gradients.
     """
 
     def __init__(self, parameters, lr, alpha, eps):
@@ -579,142 +407,96 @@ class RMSpropTF(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
-                square_avg = self.state[p]["square_avg"]
-                square_avg.mul_(group["alpha"]).addcmul_(p.grad, p.grad, value=1 - group["alpha"])
-                p.addcdiv_(p.grad, (square_avg + group["eps"]).sqrt_(), value=-group["lr"])
+                square_avg, grad = self.state[p]["square_avg"], p.grad
+                square_avg.mul_(group["alpha"]).addcmul_(grad, grad, value=1 - group["alpha"])
+                p.addcdiv_(grad, (square_avg + group["eps"]).sqrt_(), value=-group["lr"])
 
 
 @torch.no_grad()
-def make_batch(agent, buffer, args, running_returns):
-    """The rollout as tensors with the first axis (steps * envs,), step by step, and the running
-    returns to go on from.
-
-    Values and log-probabilities are computed here, in one pass and by the weights that acted.
-    """
-    n, device = buffer.size, agent.device  # n < num_steps in a last rollout that is cut short
-    obs, actions, rewards = buffer.obs[:n], buffer.actions[:n], buffer.rewards[:n]
-    terminated, truncated = buffer.terminated[:n], buffer.truncated[:n]
+def rollout_batch(agent, buffer, args, running):
+    """The rollout as tensors, (steps * envs, ...), and the running returns to go on from."""
+    n = buffer.size  # less than num_steps in a last rollout that is cut short
+    rewards, terminated, truncated = buffer.rewards[:n], buffer.terminated[:n], buffer.truncated[:n]
     ended = terminated | truncated
-    batch = {
-        "obs": torch.as_tensor(obs.reshape(-1, *obs.shape[2:]), device=device),
-        "actions": torch.as_tensor(actions.reshape(-1, *actions.shape[2:]), device=device),
-    }
-    if agent.sees_images:  # once here, not in every minibatch
-        batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
-    policy, batch["values"] = agent(batch["obs"])
-    batch["log_probs"], _ = agent.log_prob_and_entropy(policy, batch["actions"])
-
     if args.norm_reward:
-        sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
+        sums, running = discounted_returns(rewards, ended, args.gamma, running)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    # one pass for the values that batch["values"] lacks: of the last observation of each ended
-    # episode, by step, then env, and of the last step's successors; gae leaves out a task's end
-    bootstrap_obs = np.concatenate([*buffer.final_obs, buffer.last_successors])
-    bootstrap_values = agent.value(torch.as_tensor(bootstrap_obs, device=device)).cpu().numpy()
-    final_values, last_values = np.split(bootstrap_values, [-len(buffer.last_successors)])
-    values = batch["values"].cpu().numpy().reshape(rewards.shape)
+    batch = {"obs": buffer.obs[:n], "actions": buffer.actions[:n]}
+    batch = {k: torch.as_tensor(x, device=agent.device).flatten(0, 1) for k, x in batch.items()}
+    batch["values"] = agent.value(agent.features(batch["obs"]))
+    # in one pass the values that these lack: of episodes' last observations, last successors
+    others = torch.as_tensor(np.concatenate([*buffer.final_obs, buffer.last_successors]))
+    others = agent.value(agent.features(others.to(agent.device))).cpu().numpy()
+    final_values, last_values = np.split(others, [-len(buffer.last_successors)])
+    values = batch["values"].cpu().numpy().reshape(n, -1)
     next_values = successor_values(values, last_values, ended, final_values)
-    advantages = gae(
-        rewards, values, next_values, terminated, truncated, args.gamma, args.gae_lambda
-    )
-    # A = R - V, so that A + V is the return R which the critic learns
-    batch["advantages"] = torch.as_tensor(advantages.reshape(-1), device=device)
-    batch["returns"] = batch["advantages"] + batch["values"]
-    return batch, running_returns
+    coefs = args.gamma, args.gae_lambda
+    advantages = gae(rewards, values, next_values, terminated, truncated, *coefs)
+    batch["advantages"] = torch.as_tensor(advantages, device=agent.device).flatten()
+    batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
+    return batch, running
 
 
-def update(agent, optimizer, batch, args):
-    """One gradient step on one rollout. Returns policy loss, value loss and entropy, (3,).
+def a2c_loss(agent, micro, args):
+    """The loss of a part of a rollout, and its parts by name; all scalars."""
+    log_probs, entropies, values = agent.evaluate_actions(micro)
+    pi_loss = policy_gradient_loss(log_probs, micro["advantages"])
+    v_loss, entropy = squared_error_loss(values, micro["returns"]), entropies.mean()
+    loss = pi_loss + args.vf_coef * v_loss
+    if args.ent_coef > 0:  # else its backward pass would be for nothing
+        loss = loss - args.ent_coef * entropy
+    return loss, {"policy_loss": pi_loss, "value_loss": v_loss, "entropy": entropy}
 
-    The microbatches' gradients add up to that of the whole rollout. `log_probs`, which the ratio of
-    ppo.py needs, is not read: there is no older policy here.
-    """
+
+def update(agent, optimizer, batch, args, loss_of=a2c_loss):
+    """One gradient step: those of a rollout's parts add up. Returns the losses by name."""
     batch_size = len(batch["obs"])
     micro_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
-    (vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten
-    vector.grad.zero_()
-    losses = 0  # policy, value, entropy: sums over the microbatches, (3,)
+    optimizer.zero_grad()
+    losses = {}
     for start in range(0, batch_size, micro_size):
         micro = {name: tensor[start : start + micro_size] for name, tensor in batch.items()}
-        policy, values = agent(micro["obs"])
-        log_probs, entropies = agent.log_prob_and_entropy(policy, micro["actions"])
-        entropy = entropies.mean()
-        pi_loss = policy_gradient_loss(log_probs, micro["advantages"])
-        v_loss = squared_error_loss(values, micro["returns"])
-        loss = pi_loss + args.vf_coef * v_loss
-        if args.ent_coef > 0:  # else its backward pass would be for nothing
-            loss = loss - args.ent_coef * entropy
-
-        share = len(values) / batch_size
+        loss, parts = loss_of(agent, micro, args)
+        share = len(micro["obs"]) / batch_size
         (share * loss).backward()
-        losses += share * torch.stack([pi_loss.detach(), v_loss.detach(), entropy.detach()])
-    clip_gradient(vector, args.max_grad_norm)
+        losses = {k: losses.get(k, 0) + share * x.detach() for k, x in parts.items()}
+    clip_gradient(optimizer, args.max_grad_norm)
     optimizer.step()
     return losses
 
 
-def make_agent(args, obs_space, action_space):
-    """The network for these spaces, or a UserError that says why there is none."""
-    settings = {
-        "network": args.network,
-        "share_trunk": args.share_trunk,
-        "bf16": args.bf16,
-        "hidden_size": args.hidden_size,
-        "activation": args.activation,
-        "log_std_init": args.log_std_init,
-        "norm_obs": args.norm_obs,
-        "norm_reward": args.norm_reward,
-    }
-    if args.norm_obs and len(obs_space.shape) == 3:
-        raise UserError("norm_obs is for vectors; images are divided by 255")
-    if args.bf16 and (len(obs_space.shape) != 3 or args.share_trunk == "no"):
-        raise UserError("bf16 is for images, and for a trunk that policy and value share")
-    if args.network != "nature" and len(obs_space.shape) != 3:
-        raise UserError(f"network={args.network} is for images; vectors go through hidden layers")
-    if isinstance(action_space, gym.spaces.Discrete):
-        return Agent(obs_space.shape, num_actions=int(action_space.n), **settings)
-    if isinstance(action_space, gym.spaces.Box):
-        low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-        return Agent(obs_space.shape, action_low=low, action_high=high, **settings)
-    raise UserError(f"a2c takes Discrete and Box action spaces, not {action_space}")
+def make_agent(args, obs_space, action_space, agent_class=Agent):
+    if not isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box):
+        fail(f"a2c takes Discrete and Box action spaces, not {action_space}")
+    return agent_class(args, obs_space, action_space)
 
 
-def evaluation_action(agent, obs, rng, args):
+def evaluation_policy(agent, rng, args):
+    """Observations to actions; made anew for each evaluation, so that it may remember."""
     greedy = not args.env_id.startswith("ALE/")  # in a game a greedy agent can stall for ever
-    return agent.to_env(agent.act(obs, rng, greedy))
+    return lambda obs: agent.to_env(agent.act(obs, rng, greedy))
 
 
-def train(args: Args, run: "Run"):
-    rng = np.random.default_rng(args.seed)
-    agent = make_agent(args, run.obs_space, run.action_space).to(run.device)
-    vector = flatten(agent)
-    if args.optimizer == "adam":
-        # eps 1e-5, as in ppo.py: with 1e-8 a gradient of 1e-7 would still take a whole step
-        optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=1e-5, fused=True)
-    else:
-        rmsprop = RMSpropTF if args.optimizer == "rmsprop_tf" else torch.optim.RMSprop
-        optimizer = rmsprop([vector], lr=args.learning_rate, alpha=0.99, eps=1e-5)
+def train(args: Args, run: "Run", loss_of=a2c_loss):
+    agent = run.agent
+    kinds = {"rmsprop_tf": RMSpropTF, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
+    settings = {"fused": True} if args.optimizer == "adam" else {"alpha": 0.99}
+    # eps 1e-5, as in ppo.py, and as those who published with RMSprop had it
+    optimizer = kinds[args.optimizer]([Vector(agent)], lr=args.learning_rate, eps=1e-5, **settings)
     action_dim = None if agent.discrete else len(agent.log_std)
-    buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
-    # no checkpoint has to keep these: all episodes end there, which makes the returns (for
-    # norm_reward) 0, and losses are written there
+    # in no checkpoint, where all episodes end and losses are written
     running_returns, losses = np.zeros(args.num_envs), []
-    schedule_steps = args.anneal_steps or args.total_timesteps
-    final_learning_rate = args.final_learning_rate if args.anneal_lr else args.learning_rate
-
-    step, obs = run.start(agent=agent, optimizer=optimizer, rng=rng)
-    agent.policy = run.recorded(agent.policy)  # on a GPU as CUDA graphs
+    step, obs = run.start(agent=agent, optimizer=optimizer)
+    agent.forward = run.recorded(agent.forward)  # on a GPU, replays as a CUDA graph
     while step < args.total_timesteps:
-        learning_rate = linear_schedule(
-            args.learning_rate, final_learning_rate, schedule_steps, step
-        )
-        set_learning_rate(optimizer, learning_rate)
-
-        buffer.clear()
-        steps_left = (args.total_timesteps - step) // args.num_envs
-        for _ in range(min(args.num_steps, steps_left)):
-            actions = agent.act(obs, rng)
+        learning_rate, duration = args.learning_rate, args.anneal_steps or args.total_timesteps
+        if args.anneal_lr:
+            learning_rate = linear_schedule(learning_rate, 0.0, duration, step)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
+        for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
+            actions = agent.act(obs, run.rng)
             # next_obs is acted on next: after an episode's end, the new one's first. successors are
             # what the actions led to: after an episode's end, its true last observation
             next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
@@ -723,31 +505,24 @@ def train(args: Args, run: "Run"):
             buffer.add(obs, actions, rewards, terminated, truncated, successors)
             obs = next_obs
 
-        batch, running_returns = make_batch(agent, buffer, args, running_returns)
-        losses.append(update(agent, optimizer, batch, args))
+        batch, running_returns = rollout_batch(agent, buffer, args, running_returns)
+        losses.append(update(agent, optimizer, batch, args, loss_of))
         if args.norm_obs:  # after the update, so that acting and learning saw the same statistics
             agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
         scalars = {"charts/learning_rate": learning_rate}
-        if run.logs_now():
-            policy_loss, value_loss, entropy = torch.stack(losses).mean(dim=0).tolist()
+        if run.logs_now():  # means of all updates since the last time
+            for k in losses[0]:
+                scalars[f"losses/{k}"] = torch.stack([x[k] for x in losses]).mean().item()
             values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
-            scalars |= {
-                "losses/policy_loss": policy_loss,
-                "losses/value_loss": value_loss,
-                "losses/entropy": entropy,
-                "losses/explained_variance": explained_variance(values, returns),
-            }
+            scalars["losses/explained_variance"] = explained_variance(values, returns)
             losses.clear()
         step = run.end_iteration(scalars)
-    return agent
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. All below is plumbing, the same bytes in every script of this collection.
-# It uses ALGO, Args, flatten, make_agent, evaluation_action, train and a replay buffer's save and
-# load. The algorithm uses UserError, require_range, set_learning_rate, for a replay buffer
-# require_memory and write_file, and of `run` obs_space, action_space, device, start, recorded,
-# step, logs_now and end_iteration.
+# The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
+# It uses Args and what main is given, the algorithm fail, require_range, Vector, clip_gradient
+# and of `run` agent, rng, device, obs_space, start, recorded, step, infos, logs_now, end_iteration.
 
 
 @dataclass
@@ -755,468 +530,168 @@ class RunArgs(Args):
     """What every script can do, whatever its algorithm."""
 
     config: str | None = None
-    """Settings from a TOML file: FILE has a table named as the script, or FILE:TABLE names one."""
+    """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
     resume: str | None = None
-    """Goes on exactly where the last checkpoint of this run folder stands."""
+    """Continues the run in this folder exactly, from its last checkpoint."""
     evaluate: str | None = None
     """Plays episodes with the trained agent of this run folder, and trains nothing."""
+    exp_name: str = ""
+    """Names the run: its folder begins with it."""
     eval_episodes: int = 10
     """Episodes of an evaluation, one in each of as many environments."""
     eval_frequency: int = 0
     """Steps between evaluations during training; 0: only at the end."""
     log_frequency: int = 500
-    """Steps between points of the curves, each at the end of an iteration; returns are the mean
-    since the last one."""
+    """Steps between points of the curves; returns are the mean since the last one."""
     capture_video: bool = False
-    """Films an episode at each evaluation, into the run folder."""
+    """Films an episode of each evaluation, into the run folder."""
     episodic_life: bool = False
     """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
     sticky_actions: float = 0.0
     """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
-    keep_replay: bool = False
-    """Keeps the replay buffer's files when the run is finished, so that it can be prolonged: from
-    its last checkpoint, and if no schedule ends with total_timesteps."""
     init_weights: str | None = None
     """Starts from the weights in this .npz file, matched by name."""
     save_init: str | None = None
     """Writes the weights that training starts from to this .npz file."""
     device: str = "auto"
     """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
-    cuda_graphs: bool = True
-    """On CUDA: records what is computed again and again as CUDA graphs, and replays them."""
     torch_threads: int = 0
-    """CPU threads of torch, NumPy and Atari; 0: as many as make this script fastest, all or one."""
+    """CPU threads of torch and NumPy; 0: all for images, one for vectors."""
     runs_dir: str = "runs"
     """Where run folders are made."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.env_id = self.env_id.removeprefix("ale_py:")  # env_spec imports it anyway
-        require_range(self, "eval_episodes log_frequency", low=1)
-        require_range(self, "eval_frequency", low=0)
-        require_range(self, "torch_threads", low=0, high=1024)
-        require_range(self, "sticky_actions", low=0, high=1)
-        require_range(self, "seed", low=0, high=2**64 - 1)  # torch takes no larger one
-        if (self.episodic_life or self.sticky_actions) and not self.env_id.startswith("ALE/"):
-            raise UserError("episodic_life and sticky_actions are for Atari games, ALE/...-v5")
-        if sum(flag is not None for flag in (self.config, self.resume, self.evaluate)) > 1:
-            raise UserError("config, resume and evaluate exclude each other")
 
-
-NOT_OF_A_RUN = ("config", "resume", "evaluate")  # flags that say what to do, not how to train
-
-# flags of CleanRL without a meaning here, and what to use instead
-CLEANRL_FLAGS = {
-    "--track": "scalars go to TensorBoard, from the run folder; nothing is uploaded",
-    "--cuda": "use --device cuda or --device cpu",
-    "--torch-deterministic": "runs always repeat exactly",
-    "--exp-name": "the script's name is the algorithm's",
-    "--save-model": "the weights are always saved, as weights.npz",
-    "--num-iterations": "use --total-timesteps",
-    "--minibatch-size": "ppo has --num-minibatches, dqn and td3 --batch-size, a2c neither",
-    "--batch-size": "a batch is a rollout, --num-envs times --num-steps",
-} | dict.fromkeys(
-    ("--wandb-project-name", "--wandb-entity", "--upload-model", "--hf-entity"),
-    "nothing is uploaded; a run folder is all there is",
-)
-
-
-class UserError(Exception):
-    """Something the user can mend: ends the script with this one line and exit status 2."""
-
-
-class RunFailed(Exception):
-    """The run cannot go on: ends the script with this one line and exit status 1."""
+def fail(text):
+    """Ends the script with one line about what the user can mend, and exit status 2."""
+    print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def require_range(args, names: str, low, high=math.inf):
-    """Raises UserError for the first of the fields that lies outside; None lies nowhere."""
     for name in names.split():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
-            limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-            raise UserError(f"{name}={value} must be {limit}")
+            fail(f"{name}={value} must lie between {low} and {high}")
 
 
-def parse_args(argv: list[str]) -> RunArgs:
-    """The command line, over the config file or the arguments of a saved run: typed flags win."""
-    own = {"--" + f.name.replace("_", "-") for f in fields(RunArgs)}
-    for flag in (text.split("=")[0].replace("_", "-") for text in argv):
-        if flag.replace("--no-", "--") in CLEANRL_FLAGS.keys() - own:
-            raise UserError(f"{flag} is not needed: {CLEANRL_FLAGS[flag.replace('--no-', '--')]}")
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in NOT_OF_A_RUN:
-        early.add_argument(f"--{name}", nargs="?")
-    known, _ = early.parse_known_args(argv)
-    saved = RunArgs()
-    if known.config is not None:  # an empty one is refused below, not taken for none
-        argv = config_flags(known.config) + argv  # the last of a repeated flag counts
-    elif (folder := known.evaluate if known.resume is None else known.resume) is not None:
-        saved = load_args(folder)
-    args = tyro.cli(RunArgs, args=argv, default=saved, description=__doc__.split("\n\n")[0])
-    if args.resume:
-        for name, value in settings_of(saved).items():
-            if getattr(args, name) == value:
-                continue
-            kept = f"a resumed run keeps its {name}={value}"
-            if name != "total_timesteps":
-                raise UserError(f"{kept}: only total_timesteps can be another")
-            if saved.budget_is_fixed:
-                raise UserError(f"{kept}: a schedule ends with it")
-            if args.total_timesteps < value:
-                raise UserError(f"total_timesteps can grow from {value}, not shrink")
-    return args
-
-
-def config_flags(config: str) -> list[str]:
-    """A table of a TOML file as command-line flags, so that tyro checks its names and types."""
-    path, _, table = config.rpartition(":")
-    if not Path(path).is_file():  # no table named; a colon may belong to the path
-        path, table = config, ALGO
+def parse_args(name: str, args_class, argv: list[str]):
+    """The command line, over a table of a config file or over the arguments of a saved run."""
+    about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
+    args = tyro.cli(args_class, args=argv, description=about)
+    saved, folder = {}, args.resume or args.evaluate
     try:
-        tables = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"--config {path}: {error}") from None
-    if not isinstance(tables.get(table), dict):
-        raise UserError(f"--config {path}: no table [{table}], only {', '.join(tables) or 'none'}")
-    flags = []
-    for name, value in tables[table].items():
-        if name not in {f.name for f in fields(RunArgs)} - set(NOT_OF_A_RUN):
-            raise UserError(f"--config {path}: [{table}] names {name}, no argument of {ALGO}")
-        flag = name.replace("_", "-")
+        if args.config:
+            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
+            path, suffix, table = re.fullmatch(pattern, args.config).groups()
+            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
+            saved = tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
+        elif folder:
+            about = json.loads(Path(folder, "args.json").read_text("utf-8"))
+            saved = about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
+    except (OSError, ValueError, KeyError) as error:
+        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
+    if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
+        fail("a resumed run keeps its arguments: give --resume alone")
+    if args.resume and Path(folder, "result.json").exists():
+        fail(f"{folder} is finished")
+    flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
+    for field, value in saved.items():
         if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
+            flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
-            flags += [f"--{flag}", *map(str, value)]
-        else:
-            flags += [f"--{flag}", str(value)]
-    return flags
-
-
-def load_args(folder: str) -> RunArgs:
-    """The arguments of a saved run."""
-    try:
-        # as text, since Path("") is the present folder, which may be one
-        saved = json.loads(Path(f"{folder}/args.json").read_text())
-        if saved["algo"] != ALGO:
-            raise UserError(f"{folder} is a run of {saved['algo']}.py, not of {ALGO}.py")
-        values = saved["args"].items()
-        return RunArgs(**{k: tuple(v) if isinstance(v, list) else v for k, v in values})
-    except OSError:
-        raise UserError(f"{folder} is not a run folder: it has no args.json") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder}/args.json does not fit this script: {error}") from None
-
-
-def env_spec(env_id: str):
-    """gymnasium's entry for an id, after importing what registers it."""
-    module, _, name = env_id.rpartition(":")
-    if name.startswith("ALE/"):
-        module = "ale_py"
-    elif "BulletEnv-" in name and module in ("", "pybullet_envs_gymnasium"):
-        module = "pybullet_envs_gymnasium"
-        quiet_pybullet()
-    if module:
-        importlib.import_module(module)
-    spec = gym.spec(name)
-    if "mujoco" in sys.modules or "mujoco" in str(spec.entry_point):
-        quiet_mujoco()
-    return spec
+            flags += [f"--{field}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{field}={value}")
+    args = tyro.cli(args_class, args=flags + argv)
+    args.check()
+    require_range(args, "eval_episodes log_frequency", low=1)
+    require_range(args, "seed eval_frequency torch_threads", low=0)
+    return args
 
 
 def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
     """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     try:
-        refuse_old_atari_id(args.env_id)
-        env_spec(args.env_id)
-        if args.env_id.startswith("ALE/"):
-            return make_atari(args, num_envs, training)
-        make = [lambda: make_env(args.env_id, **keywords)] * num_envs
-        return SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    except gym.error.DependencyNotInstalled as error:  # which has its own advice
-        raise UserError(f"{args.env_id} needs a package that is missing: {error}") from None
-    except ImportError as error:
-        advice = f"; pip install {error.name}" if error.name else ""
-        if error.name and error.name.split(".")[0] == args.env_id.rpartition(":")[0].split(".")[0]:
-            advice = "; is its folder in PYTHONPATH?"
-        raise UserError(f"{args.env_id} needs a package that is missing: {error}{advice}") from None
-    except UserError:
-        raise
-    except gym.error.Error as error:
-        near = difflib.get_close_matches(args.env_id, gym.registry)
-        advice = f"; near it are {', '.join(near)}" if near else ""
-        raise UserError(f"environment {args.env_id!r}: {error}{advice}") from None
-    except Exception as error:  # in what the user wrote
-        raise UserError(f"environment {args.env_id!r}: {what_and_where(error)}") from None
+        if not args.env_id.startswith("ALE/"):
+            make = [lambda: make_env(args.env_id, **keywords)] * num_envs
+            return SyncEnvs(make, **same_step)
+        importlib.import_module("ale_py")
+        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
+        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
+        settings |= {"life_loss_info": args.episodic_life and training}
+        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
+        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
+    except (gym.error.Error, ImportError) as error:
+        fail(f"environment {args.env_id}: {error}")
 
 
 def make_env(env_id: str, **keywords):
-    """One environment with vectors of float32 or uint8, or with channel-first images of uint8."""
+    """One environment with vectors of float32, or with channel-first images of uint8."""
+    if "BulletEnv-" in env_id:
+        importlib.import_module("pybullet_envs_gymnasium")
+    if "mujoco" in str(gym.registry.get(env_id)):
+        mujoco = importlib.import_module("mujoco")
+        # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
+        mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    if space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
-        # (H, W) becomes (1, H, W), (H, W, C) (C, H, W), and a stack of them (stack * C, H, W)
-        channels_last = len(space.shape) > 2 and space.shape[-1] < min(space.shape[-3:-1])
-        unit = np.uint8(255 // max(space.high.max(), 1))  # masks of 0 and 1 become 0 and 255
-
-        def convert(x):
-            x = np.moveaxis(x, -1, -3) if channels_last else x
-            return x.reshape(-1, *x.shape[-2:]) * unit
-
-        shape = convert(np.empty(space.shape)).shape
-        image_space = gym.spaces.Box(0, 255, shape, np.uint8)
-        env = gym.wrappers.TransformObservation(env, convert, image_space)
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        if space.shape[2] < space.shape[0]:  # channels last
+            space = gym.spaces.Box(0, 255, (space.shape[2], *space.shape[:2]), np.uint8)
+            env = gym.wrappers.TransformObservation(env, lambda x: np.moveaxis(x, 2, 0), space)
     elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
     space = env.observation_space
-    if not isinstance(space, gym.spaces.Box) or 0 in space.shape:
-        text = "its observations have no fixed size, or none"
-        raise UserError(f"environment {env_id!r}: {text}: {space}")
-    if space.dtype not in (np.uint8, np.float32):
+    if not isinstance(space, gym.spaces.Box):
+        fail(f"environment {env_id}: its observations have no fixed size: {space}")
+    if len(space.shape) == 1 and space.dtype != np.float32:
         space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
         env = gym.wrappers.TransformObservation(env, np.float32, space)
-    if isinstance(env.action_space, gym.spaces.Discrete):
-        start, n = env.action_space.start, env.action_space.n
-        if env.action_space != gym.spaces.Discrete(n):  # not from 0, or not of int64
-            # start has the type that the environment takes
-            env = gym.wrappers.TransformAction(
-                env, lambda a: type(start)(a + start), gym.spaces.Discrete(n)
-            )
-    if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind != "f":
-        raise UserError(f"environment {env_id!r}: actions must be real, not {env.action_space}")
-    if isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype != np.float32:
-        bounds = env.action_space.low, env.action_space.high  # which float32 may round outwards
-        env = gym.wrappers.TransformAction(
-            env,
-            lambda a: np.asarray(np.clip(a, *bounds), bounds[0].dtype),
-            gym.spaces.Box(*(np.asarray(bound, np.float32) for bound in bounds)),
-        )
+    if isinstance(actions := env.action_space, gym.spaces.Discrete) and actions.start != 0:
+        from_0 = gym.spaces.Discrete(actions.n)
+        env = gym.wrappers.TransformAction(env, lambda action: action + actions.start, from_0)
     return env
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """gymnasium's, but for a step without what nothing here reads: of infos it hands on the last
-    observations of episodes alone, as {environment: observation}. To merge the others takes time,
-    and fails where they have not the same form. A step of one CartPole takes half of the time, of
-    one HalfCheetah three quarters.
-    """
+    """gymnasium's, but a step merges no infos: half the time on CartPole. final_obs: {env: obs}."""
 
     def step(self, actions):
-        num_envs, space, rows, final_obs = self.num_envs, self.observation_space, [], {}
-        rewards, terminated = np.zeros(num_envs), np.zeros(num_envs, np.bool_)
-        truncated = np.zeros(num_envs, np.bool_)
+        rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         for i, env in enumerate(self.envs):
-            obs, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
             if terminated[i] or truncated[i]:
                 final_obs[i] = np.array(obs)  # a copy: the reset may write over it
                 obs, _ = env.reset()
             rows.append(obs)
-        obs = np.array(rows, space.dtype)
-        if obs.shape != space.shape:
-            raise ValueError(f"observations: their shape is {obs.shape} instead of {space.shape}")
-        return obs, rewards, terminated, truncated, {"final_obs": final_obs}
-
-
-def make_atari(args: RunArgs, num_envs: int, training: bool, **picture):
-    """Atari games, preprocessed by ale_py as for the Nature DQN: up to 30 no-ops at the start, four
-    frames to an action, the maximum of the last two, grey, 84 x 84, four of them stacked.
-    """
-    envs = gym.make_vec(
-        args.env_id,
-        num_envs=num_envs,
-        vectorization_mode="vector_entry_point",
-        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-        num_threads=min(args.torch_threads, num_envs),  # more would only be in each other's way
-        repeat_action_probability=args.sticky_actions,
-        life_loss_info=args.episodic_life and training,
-        reward_clipping=False,
-        **picture,
-    )
-    return AtariEnvs(envs)
+            infos.append(info)
+        obs = np.array(rows, self.observation_space.dtype)
+        return obs, rewards, terminated, truncated, final_obs, infos
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """Hands on last observations as SyncEnvs does, of games that are over alone.
+    """The same; ale_py sets `terminated` at a lost life, too, where the game goes on."""
 
-    ale_py sets `terminated` at a lost life, too, where the game goes on and `final_obs` is stale.
-    """
-
-    def reset(self, *, seed):
-        obs, info = self.env.reset(seed=np.array(seed, np.int32))
-        self.frames = info["episode_frame_number"]
-        return obs, info
+    frames = 0  # (num_envs,): of each game so far
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
         self.frames = info["episode_frame_number"]
         final_obs = {i: info["final_obs"][i] for i in np.flatnonzero(over)}
-        return obs, rewards, terminated, truncated, {"final_obs": final_obs}
-
-
-def refuse_old_atari_id(env_id: str):
-    """PongNoFrameskip-v4 and its like, games without the preprocessing that is built in here."""
-    old = re.fullmatch("([A-Z][A-Za-z]+?)(NoFrameskip|Deterministic)?-v[045]", env_id)
-    with contextlib.suppress(ImportError):
-        if old and importlib.import_module("ale_py") and f"ALE/{old[1]}-v5" in gym.registry:
-            raise UserError(f"environment {env_id!r}: use ALE/{old[1]}-v5")
-
-
-def quiet_pybullet():
-    """PyBullet's C code greets on stdout and stderr. Python keeps its own ways there."""
-    if "pybullet" not in sys.modules:
-        sys.stdout.flush()
-        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
-        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        with contextlib.suppress(ImportError):
-            importlib.import_module("pybullet")
-        os.dup2(stderr, 2)
-
-
-def quiet_mujoco():
-    """Keeps MuJoCo 4 from a MUJOCO_LOG.TXT about what is deprecated in gymnasium's models."""
-    import mujoco
-
-    mujoco.set_mju_user_warning(
-        lambda text: None if "deprecated" in text else print(f"mujoco: {text}", file=sys.stderr)
-    )
-
-
-def env_seeds(num_envs: int, *entropy: int) -> list[int]:
-    """Independent seeds for environments; 31 bits, the most that all environments take."""
-    return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(num_envs)]
+        return obs, rewards, terminated, truncated, final_obs, info
 
 
 def reset(envs, *entropy: int):
-    """The first observations, by seeds that follow from `entropy`."""
-    seeds = env_seeds(envs.num_envs, *entropy)
+    """The first observations, by independent seeds that follow from `entropy`."""
+    state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
+    seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # these two for environments without a generator of their own
     np.random.seed(seeds[0])
-    obs, _ = envs.reset(seed=seeds)
-    require_finite("first observation", obs)
-    return obs
-
-
-def what_and_where(error: Exception) -> str:
-    """An error in a line: its type, its words and, where it is not of this script, its place."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f" ({place.filename}:{place.lineno})" if place.filename != __file__ else ""
-    return f"{type(error).__name__}: {first_line(error)}{where}"
-
-
-def environment_failed(env_id: str, when: str, error: Exception, actions=()) -> RunFailed:
-    """The environment's own error in a line: which, when, what and where; or whose else it is."""
-    if not np.isfinite(actions).all():
-        return RunFailed(f"the agent's actions are not finite {when}")
-    return RunFailed(f"{env_id} failed {when}: {what_and_where(error)}")
-
-
-@contextlib.contextmanager
-def failures_named(env_id: str, when: str, actions=()):
-    try:
-        yield
-    except Exception as error:
-        raise environment_failed(env_id, when, error, actions) from error
-
-
-def require_finite(what: str, x):
-    """Raises FloatingPointError where `x`, whose rows are environments, has a NaN or infinity."""
-    # a sum of squares takes half the time of isfinite, which is asked only if it overflowed
-    if x.dtype != np.uint8 and not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
-        index = tuple(np.argwhere(~np.isfinite(x))[0])
-        raise FloatingPointError(f"{what} of environment {index[0]}: {x[index]}")
-
-
-def true_successors(next_obs, final_obs: dict):
-    """`next_obs`, but with the last observation of each environment whose episode ended."""
-    successors = next_obs.copy()
-    for i, obs in final_obs.items():
-        if obs.shape != next_obs[i].shape:
-            shapes = f"{obs.shape} instead of {next_obs[i].shape}"
-            raise ValueError(f"last observation of environment {i}: its shape is {shapes}")
-        successors[i] = obs
-    require_finite("last observation", successors)
-    return successors
-
-
-LONGEST_EPISODE = 100_000  # steps of one in an evaluation; without a time limit it might not end
-
-
-def evaluate(agent, args: RunArgs, when: str = "in the evaluation"):
-    """Returns of one episode in each of `eval_episodes` environments with seeds of their own.
-
-    An environment that fails raises RunFailed, which says `when` it was.
-    """
-    with failures_named(args.env_id, when):
-        envs = make_envs(args, args.eval_episodes, training=False)
-        obs = reset(envs, args.seed, 0, 1)
-    rng = np.random.default_rng([args.seed, 1, 1])
-    returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-    for _ in range(LONGEST_EPISODE):
-        actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
-        with failures_named(args.env_id, when, actions):
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
-            require_finite("observation", obs)
-            require_finite("reward", rewards)
-        returns += rewards * running
-        running &= ~(terminated | truncated)
-        if not running.any():
-            break
-    else:
-        text = f"{args.env_id}: an episode has no end after {LONGEST_EPISODE:,} steps {when};"
-        print(f"{text} its return so far counts. It needs a time limit", file=sys.stderr)
-    with failures_named(args.env_id, when):
-        envs.close()
-    return returns
-
-
-def film(agent, args: RunArgs, path: Path):
-    """One episode as an mp4. What this machine lacks for it is said in a line, and ends nothing."""
-    from tqdm import tqdm  # whose `write` leaves the progress bar whole
-
-    temporary = path.with_suffix(".part.mp4")
-    try:
-        import imageio
-
-        path.parent.mkdir(exist_ok=True)
-        keywords = {"render_mode": "rgb_array"}
-        if str(env_spec(args.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
-            keywords["camera_name"] = "track"  # else a cheetah runs out of the picture
-        envs = make_envs(args, 1, training=False, **keywords)
-        obs = reset(envs, args.seed, 0, 1)
-        in_colour = None
-        if args.env_id.startswith("ALE/"):  # the same game, seen whole and in colour
-            size = dict(img_height=210, img_width=160, grayscale=False, stack_num=1)
-            in_colour = make_atari(args, 1, training=False, **size)
-            pictures = reset(in_colour, args.seed, 0, 1)
-        # of a game's 60 frames a second every fourth is seen
-        fps = 15 if in_colour else envs.metadata.get("render_fps", 30)
-        rng = np.random.default_rng([args.seed, 1, 1])
-        with imageio.get_writer(temporary, fps=fps, macro_block_size=2) as video:
-            for _ in range(LONGEST_EPISODE):
-                video.append_data(pictures[0, 0] if in_colour else envs.envs[0].render())
-                actions = evaluation_action(agent, obs, rng, args).reshape(envs.action_space.shape)
-                obs, _, terminated, truncated, _ = envs.step(actions)
-                if in_colour:
-                    pictures, *_ = in_colour.step(actions)
-                if terminated[0] or truncated[0]:
-                    break
-        envs.close()
-        os.replace(temporary, path)
-        tqdm.write(f"video        {path}")
-    except Exception as error:  # drawing fails in as many ways as there are drivers
-        temporary.unlink(missing_ok=True)
-        tqdm.write(f"no video: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
-
-
-def draw_without_display():
-    """Lets pygame and MuJoCo draw on a machine without a screen; both decide when imported."""
-    if "DISPLAY" not in os.environ:
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        if ctypes.util.find_library("EGL"):
-            os.environ.setdefault("MUJOCO_GL", "egl")
+    takes_list = isinstance(envs, SyncEnvs)
+    return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
 
 
 def write_file(path: Path, write):
@@ -1229,53 +704,8 @@ def write_file(path: Path, write):
     os.replace(temporary, path)
 
 
-def write_json(path: Path, content: dict):
-    write_file(path, lambda file: file.write(json.dumps(content, indent=2).encode() + b"\n"))
-
-
-def to_arrays(agent) -> dict:
-    """The agent's state_dict as NumPy arrays: parameters, and the buffers that acting needs."""
+def to_arrays(agent) -> dict:  # parameters, and the buffers that acting needs
     return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
-
-
-def save_weights(agent, path: Path):
-    write_file(path, lambda file: np.savez(file, **to_arrays(agent)))
-
-
-def load_weights(agent, path: Path, only_learned: bool = False):
-    """Loads an .npz file by name; with `only_learned`, the agent may have statistics that the file
-    has not, and the file those of rewards, which acting does not need.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.as_tensor(file[name]) for name in file.files}
-    except Exception as error:  # a damaged file fails in as many ways as it has bytes
-        raise UserError(f"{path} holds no weights: {first_line(error)}") from None
-    wanted, parameters = agent.state_dict(), dict(agent.named_parameters())
-    missing, unknown, names = wanted.keys() - arrays, arrays.keys() - wanted, wanted.keys()
-    if only_learned:
-        missing = {name for name in missing if name in parameters}
-        unknown = {name for name in unknown if not name.startswith("return_moments.")}
-        names = {name for name in names & arrays if name in parameters or "_moments." in name}
-    faults = [f"lacks {name}" for name in sorted(missing)]
-    faults += [f"has {name}, which the agent has not" for name in sorted(unknown)]
-    if faults:
-        raise UserError(f"{path} {'; '.join(faults)}")
-    for name in sorted(names):
-        if wanted[name].shape != arrays[name].shape:
-            shapes = f"{tuple(arrays[name].shape)}, in the agent {tuple(wanted[name].shape)}"
-            raise UserError(f"{path}: the shape of {name} is {shapes}")
-    # action bounds and a distribution's support: of others the weights mean something else
-    for name in sorted((wanted.keys() & arrays) - parameters.keys()):
-        if "_moments." not in name and not torch.equal(wanted[name].cpu(), arrays[name]):
-            raise UserError(f"{path}: {name} is not the agent's: it was trained with another")
-    agent.load_state_dict({name: arrays[name] for name in names}, strict=False)
-
-
-def remove_replay(folder: Path, needed=()):
-    for path in folder.glob("replay-*.npz"):
-        if path.name not in needed:
-            path.unlink()
 
 
 def run_hash(agent) -> str:
@@ -1288,611 +718,277 @@ def run_hash(agent) -> str:
 
 
 class Run:
-    """One training run: its environments, its folder, its curves and its checkpoints."""
+    """An agent, its environments, its folder, its curves and its checkpoints."""
 
-    def __init__(self, args: RunArgs):
-        self.args, self.step_count = args, 0
-        self.seconds_before, self.started = 0.0, time.perf_counter()
-        self.folder = Path(args.resume) if args.resume else None
-        # the lock first: another process may be writing the checkpoint
-        self.lock = lock(self.folder) if args.resume else None
-        self.checkpoint = load_checkpoint(self.folder) if args.resume else None
+    def __init__(self, name: str, args: RunArgs, make_agent, evaluation_policy):
+        self.name, self.args, self.step_count = name, args, 0
+        self.evaluation_policy = evaluation_policy
         self.envs = make_envs(args, args.num_envs)
-        self.obs_space, self.action_space = agent_spaces(self.envs)
-        self.device = choose_device(args, self.obs_space)
-        for name, value in self.checkpoint.get("args", {}).items() if args.resume else ():
-            if name != "total_timesteps" and getattr(args, name) != value:
-                found = f"{name}={getattr(args, name)}, its checkpoint {name}={value}"
-                raise UserError(f"{self.folder}/args.json has {found}: they belong together")
+        self.obs_space = self.envs.single_observation_space
+        images = len(self.obs_space.shape) == 3
+        if args.device == "auto":
+            args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
+        try:
+            self.device = torch.zeros(1, device=args.device).device
+        except (RuntimeError, AssertionError) as error:
+            fail(f"--device {args.device}: {error}")
+        args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
+        torch.set_num_threads(args.torch_threads)
+        threadpool_limits(args.torch_threads, user_api="blas")  # those of NumPy
+        torch.backends.cudnn.deterministic = True
+        torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
         torch.manual_seed(args.seed)
+        self.rng = np.random.default_rng(args.seed)
+        agent = make_agent(args, self.obs_space, self.envs.single_action_space)
+        self.agent, agent.device = agent.to(self.device), self.device
+        path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
+        if path and not args.resume:
+            try:
+                with np.load(path, allow_pickle=False) as arrays:
+                    agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
+            except (OSError, ValueError, RuntimeError) as error:
+                fail(f"{path}: {error}")
+        if args.save_init and not args.resume:
+            np.savez(args.save_init, **to_arrays(agent))
         # a boundary always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
-        self.episode_returns = np.zeros(args.num_envs)
-        self.episode_lengths = np.zeros(args.num_envs)
+        self.returns, self.lengths = np.zeros((2, args.num_envs))
         self.finished = []  # (return, length) of the episodes since the last point of the curves
-        self.worth, self.sick_since, self.warned = 0.0, {}, set()  # see watch
-        self.reward_sizes = np.zeros(args.num_envs)  # |rewards| since that point, summed
-        self.recent_returns = deque(maxlen=20)
-        self.eval_returns = self.progress = None
+        new = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
+        parent = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), name)
+        self.folder = Path(args.resume or args.evaluate or parent / new)
+        self.folder.mkdir(parents=True, exist_ok=self.folder.name != new)
 
     def start(self, **parts):
-        """Takes what a checkpoint keeps: modules (the `agent`), optimizers, a NumPy generator, and
-        replay buffers, which write files of their own.
-
-        Returns the step to go on from, 0 in a new run, and the first observations.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.parts, agent = parts, parts["agent"]
-        if self.checkpoint:
-            self.restore()
+        """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
+        args, self.parts, self.started = self.args, parts, time.perf_counter()
+        if args.resume:
+            path = self.folder / "checkpoint.pt"
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            for name, part in parts.items():
+                part.load_state_dict(checkpoint["parts"][name])
+            self.rng.bit_generator.state = checkpoint["rng"]
+            torch.set_rng_state(checkpoint["torch_rng"])
+            self.step_count = checkpoint["step"]
+            self.started -= checkpoint["seconds"]
+            # TensorBoard drops what the process that was killed logged after its checkpoint
+            self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
         else:
-            if self.args.init_weights is not None:
-                load_weights(agent, Path(self.args.init_weights), only_learned=True)
-            if self.args.save_init is not None:
-                path = Path(self.args.save_init)
-                if path.is_dir() or not path.parent.is_dir():
-                    raise UserError(f"--save-init {path} is a folder, or lies in none")
-                save_weights(agent, path)
-            self.folder = new_run_folder(self.args)
-            self.lock = lock(self.folder)
-        about = describe(self.args)
-        if self.checkpoint:
-            (self.folder / "result.json").unlink(missing_ok=True)  # of a training with fewer steps
-            before = json.loads((self.folder / "args.json").read_text())
-            now = about["versions"]
-            about |= {k: before[k] for k in ("command", "versions", "resumed_with") if k in before}
-            others = {k: now.get(k) for k, v in about["versions"].items() if now.get(k) != v}
-            for name in others:
-                print(f"resumed with another {name}: it may not be exact", file=sys.stderr)
-            if others:
-                about["resumed_with"] = [*about.get("resumed_with", []), others]
-        write_json(self.folder / "args.json", about)
-        purge_step = self.step_count + 1 if self.checkpoint else None
-        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
-        if not self.checkpoint:
-            self.write_header(agent, about["command"])
+            self.writer = SummaryWriter(self.folder)
+            settings = asdict(args)
+            plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
+            self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
+            command = shlex.join(["python", *sys.argv])
+            about = {"algo": self.name, "args": settings, "command": command}
+            about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
+            (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
-        where = f"{self.device} with {torch.get_num_threads()} torch thread(s)"
-        print(f"{self.args.env_id}, seed {self.args.seed}, on {where}: {self.folder}", flush=True)
-        if getattr(self.args, "learning_starts", 0) > self.args.total_timesteps:
-            advice = "--learning-starts is above --total-timesteps"
-            print(f"health: the run ends before it learns: {advice}", file=sys.stderr)
-        if getattr(self.args, "bf16", False) and self.device.type == "cpu":
-            known, names = torch.cpu.get_capabilities(), ("amx_bf16", "avx512_bf16", "bf16")
-            if not any(known.get(name) for name in names):
-                advice = "--no-bf16 is faster, and rounds less"
-                print(f"health: this CPU does not know bfloat16: {advice}", file=sys.stderr)
-        self.first_step = self.last_step = self.last_point = self.step_count
-        self.started = time.perf_counter()
-        self.progress = Progress(self.args.total_timesteps, self.step_count)
-        return self.step_count, self.reset_envs()
-
-    def recorded(self, function, *optimizers):
-        """`function`, on a GPU as CUDA graphs. Optimizers that it steps are made fit for that."""
-        if self.device.type != "cuda" or not self.args.cuda_graphs:
-            return function
-        # that torch says a recorded optimizer is slow where it is not replayed: for one call
-        warnings.filterwarnings("ignore", ".*capturable=True")
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["capturable"] = True
-            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-        return Recorded(function)
-
-    def reset_envs(self):
-        with failures_named(self.args.env_id, f"after step {self.step_count}"):
-            return reset(self.envs, self.args.seed, self.step_count)
+        print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
+        self.last_step = self.step_count
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step_count, unit=" steps")
+        return self.step_count, reset(self.envs, args.seed, self.step_count)
 
     def step(self, actions):
-        """Steps every environment once.
+        """Steps every environment once; `infos` then holds what they said, of Atari one dict.
 
-        actions (num_envs, ...). Returns next_obs, rewards, terminated, truncated and successors,
-        all with the first axis (num_envs,). Where an episode ended, next_obs is the first
-        observation of the next and successors the true last one; elsewhere the two are equal.
+        Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
+        next_obs is the first observation of the next episode, successors the true last of this one.
         """
         actions = actions.reshape(self.envs.action_space.shape)
-        try:
-            next_obs, rewards, terminated, truncated, info = self.envs.step(actions)
-            require_finite("observation", next_obs)
-            require_finite("reward", rewards)
-            final_obs = info["final_obs"]  # of Atari's lives only after the last one
-            successors = true_successors(next_obs, final_obs) if final_obs else next_obs
-        except Exception as error:
-            when = f"after step {self.step_count}"
-            raise environment_failed(self.args.env_id, when, error, actions) from error
+        next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
+        successors = next_obs.copy() if final_obs else next_obs
         self.step_count += self.args.num_envs
-        self.episode_returns += rewards
-        self.episode_lengths += 1
-        self.reward_sizes += np.abs(rewards)
-        for i in final_obs:
-            self.finished.append((self.episode_returns[i], self.episode_lengths[i]))
-            self.recent_returns.append(self.episode_returns[i])
-            self.episode_returns[i] = self.episode_lengths[i] = 0
+        self.returns += rewards
+        self.lengths += 1
+        for i, obs in final_obs.items():
+            successors[i] = obs
+            self.finished.append((self.returns[i], self.lengths[i]))
+            self.returns[i] = self.lengths[i] = 0
         if self.step_count % self.period == 0:
-            next_obs = self.cut_episodes()
+            # every episode begins anew, in new environments with seeds that follow from the step:
+            # so a run that is resumed here needs nothing of the environments that were
+            self.envs.close()
+            self.envs = make_envs(self.args, self.args.num_envs)
+            next_obs = reset(self.envs, self.args.seed, self.step_count)
+            self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
         return next_obs, rewards.astype(np.float32), terminated, truncated, successors
 
-    def cut_episodes(self):
-        """Begins every episode anew, in new environments with seeds that follow from the step.
-
-        So a run that is resumed here needs nothing of the environments that were.
-        """
-        with failures_named(self.args.env_id, f"after step {self.step_count}"):
-            self.envs.close()
-            self.envs = make_envs(self.args, self.args.num_envs)
-        self.episode_returns[:] = self.episode_lengths[:] = 0
-        return self.reset_envs()
-
     def end_iteration(self, scalars: dict) -> int:
         """Logs, evaluates and saves what is due. Returns the step."""
-        args, step = self.args, self.step_count
-        for name, value in scalars.items():
-            if not math.isfinite(value):
-                raise RunFailed(f"{name} is {value} at step {step}")
+        step, args = self.step_count, self.args
+        if not all(map(math.isfinite, scalars.values())):
+            raise FloatingPointError(f"not finite at step {step}: {scalars}")
         if self.logs_now():
-            self.write_scalars(scalars)
-        self.eval_returns = None
-        try:
-            if self.due(args.eval_frequency):
-                self.eval_returns = self.evaluate()
-        except RunFailed:
-            if step % self.period == 0:
-                self.save()  # so that it costs no training: a resumed run goes on after it
-            raise
+            scalars = {**scalars, "charts/SPS": step / (time.perf_counter() - self.started)}
+            if self.finished:
+                returns, lengths = np.mean(self.finished, axis=0)
+                scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+                self.bar.set_postfix_str(f"return {returns:.1f}", refresh=False)
+                self.finished.clear()
+            for name, value in scalars.items():
+                self.writer.add_scalar(name, value, step)
+        if self.due(args.eval_frequency) and step < args.total_timesteps:
+            self.writer.add_scalar("eval/episodic_return", self.evaluate().mean(), step)
         if step % self.period == 0:
             self.save()
-        self.progress.show(step, self.sps(), self.recent_returns)
+        self.bar.update(step - self.last_step)
         self.last_step = step
         return step
 
-    def due(self, every: int) -> bool:
-        """Whether a multiple of `every` steps lies in this iteration; 0: never."""
+    def due(self, every: int) -> bool:  # whether a multiple of it lies in this iteration; 0: never
         return every > 0 and self.step_count // every > self.last_step // every
 
-    def logs_now(self) -> bool:
-        """Whether this iteration ends with a point of the curves."""
-        step = self.step_count
-        at_end = step >= self.args.total_timesteps
-        return self.due(self.args.log_frequency) or step % self.period == 0 or at_end
-
-    def sps(self) -> float:
-        return (self.step_count - self.first_step) / (time.perf_counter() - self.started)
-
-    def write_scalars(self, scalars: dict):
-        scalars = {**scalars, "charts/SPS": self.sps()}
-        if self.finished:
-            returns, lengths = np.mean(self.finished, axis=0)
-            scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
-            self.finished.clear()
-        for name, value in scalars.items():
-            self.writer.add_scalar(name, value, self.step_count)
-        self.watch(scalars)
-
-    def watch(self, scalars: dict):
-        """Says, once, what has looked sick at every point of the curves for a tenth of the run, and
-        for 2,000 steps of each environment.
-        """
-        args, step = self.args, self.step_count
-        if args.gamma < 1:
-            mean_size = self.reward_sizes.sum() / (step - self.last_point)
-            if getattr(args, "clip_reward", False):
-                mean_size = 1.0  # the largest that is learned from
-            self.worth = max(self.worth, mean_size / (1 - args.gamma))
-        self.reward_sizes[:], self.last_point = 0, step
-        early = step <= args.total_timesteps / 2
-        floor = least_entropy(self.action_space) if early else -math.inf
-        found = symptoms(scalars, self.worth, floor)
-        self.sick_since = {name: self.sick_since.get(name, step) for name in found}
-        for name, since in self.sick_since.items():
-            long = step - since >= max(args.total_timesteps / 10, 2_000 * args.num_envs)
-            if long and name not in self.warned:
-                self.warned.add(name)
-                text = f"since step {since:,} {found[name]}"
-                self.writer.add_text("health", text, step)
-                self.progress.bar.write(f"health: {text}", file=sys.stderr)
+    def logs_now(self) -> bool:  # whether this iteration ends with a point of the curves
+        at_end = self.step_count % self.period == 0 or self.step_count >= self.args.total_timesteps
+        return at_end or self.due(self.args.log_frequency)
 
     def evaluate(self):
-        agent, args = self.parts["agent"], self.args
-        returns = evaluate(agent, args, f"in the evaluation after step {self.step_count}")
+        """Returns of one episode in each of `eval_episodes` environments; films the first."""
+        args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
+        shared = random.getstate(), np.random.get_state()  # training may draw from these, too
+        drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
+        envs = make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
-            film(agent, args, self.folder / "videos" / f"step-{self.step_count}.mp4")
-        self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
-        return returns.tolist()
-
-    def write_header(self, agent, command: str):
-        """Hyperparameters for the HParams tab; the command and the table of parameters as text."""
-        from torch.utils.tensorboard.summary import hparams
-
-        plain = bool | int | float | str
-        values = {k: v if isinstance(v, plain) else str(v) for k, v in asdict(self.args).items()}
-        # the run's own values alone: told of an experiment's columns, TensorBoard shows no others,
-        # and so of other algorithms only what they have in common with the first
-        self.writer.file_writer.add_summary(hparams({"algo": ALGO, **values}, {})[1])
-        rows = ["| parameter | shape | count |", "|---|---|---|"]
-        for name, p in agent.named_parameters():
-            rows.append(f"| {name} | {tuple(p.shape)} | {p.numel():,} |")
-        rows.append(f"| all | | {sum(p.numel() for p in agent.parameters()):,} |")
-        self.writer.add_text("parameters", "\n".join(rows))
-        self.writer.add_text("command", command)
+            film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
+            film.parent.mkdir(exist_ok=True)
+            video = importlib.import_module("imageio").get_writer(film, fps=15 if in_game else 30)
+        obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
+        policy = self.evaluation_policy(self.agent, rng, args)
+        returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+        for _ in range(100_000):  # without a time limit an episode might not end
+            if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
+                video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
+            actions = policy(obs).reshape(envs.action_space.shape)
+            obs, rewards, terminated, truncated, *_ = envs.step(actions)
+            returns += rewards * running
+            running &= ~(terminated | truncated)
+            if not running.any():
+                break
+        envs.close()
+        if video:
+            video.close()
+        random.setstate(shared[0])
+        np.random.set_state(shared[1])
+        return returns
 
     def save(self):
-        """Writes weights.npz and checkpoint.pt, once all that was logged has reached the disk."""
+        """Writes weights.npz and checkpoint.pt, once all that was logged is in its file."""
         self.writer.flush()
         checkpoint = {
-            "args": settings_of(self.args),
             "step": self.step_count,
-            "seconds": self.seconds(),
-            "event_files": self.sync_event_files(),
-            "eval_returns": self.eval_returns,
-            "health": (float(self.worth), self.sick_since, sorted(self.warned)),
+            "seconds": time.perf_counter() - self.started,
+            "rng": self.rng.bit_generator.state,
             "torch_rng": torch.get_rng_state(),
-            "parts": {name: self.state_of(part) for name, part in self.parts.items()},
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
-        save_weights(self.parts["agent"], self.folder / "weights.npz")
-        content = io.BytesIO()  # torch, writing, hides an error of the disk behind one of its own
-        torch.save(checkpoint, content)
-        write_file(self.folder / "checkpoint.pt", lambda file: file.write(content.getbuffer()))
-        states = checkpoint["parts"].values()
-        needed = {name for state in states for name, _ in state.get("files", [])}
-        remove_replay(self.folder, needed)  # of the others the buffer has overwritten all
-
-    def sync_event_files(self) -> dict[str, int]:
-        """Returns their sizes, once what was written to them has reached the disk."""
-        sizes = {}
-        for path in self.folder.glob("events.out.tfevents.*"):
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-            sizes[path.name] = path.stat().st_size
-        return sizes
-
-    def state_of(self, part):
-        if isinstance(part, np.random.Generator):
-            return part.bit_generator.state
-        if hasattr(part, "save"):  # a replay buffer
-            return part.save(self.folder, self.step_count)
-        return part.state_dict()
-
-    def restore(self):
-        """Sets every part as the checkpoint has it, and cuts from the curves what came after it."""
-        path = self.folder / "checkpoint.pt"
-        try:
-            for name, part in self.parts.items():
-                state = self.checkpoint["parts"][name]
-                if isinstance(part, np.random.Generator):
-                    part.bit_generator.state = state
-                elif hasattr(part, "load"):
-                    path = self.folder / "replay-*.npz"
-                    part.load(self.folder, state)
-                    path = self.folder / "checkpoint.pt"
-                else:
-                    part.load_state_dict(state)
-            torch.set_rng_state(self.checkpoint["torch_rng"])
-            self.step_count = self.checkpoint["step"]
-            self.seconds_before = self.checkpoint["seconds"]
-            self.eval_returns = self.checkpoint.get("eval_returns")
-            health = self.checkpoint.get("health", (0.0, {}, []))
-            self.worth, self.sick_since, self.warned = *health[:2], set(health[2])
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} is gone: only --keep-replay keeps it") from None
-        except Exception as error:  # a damaged file fails in as many ways as it has bytes
-            text = f"is damaged, or does not fit this script: {first_line(error)}"
-            raise UserError(f"{path} {text}") from None
-        for path in self.folder.glob("events.out.tfevents.*"):
-            size = self.checkpoint["event_files"].get(path.name)
-            if size is None:
-                path.unlink()
-            elif path.stat().st_size > size:
-                os.truncate(path, size)
-
-    def seconds(self) -> float:
-        return self.seconds_before + time.perf_counter() - self.started
+        arrays = to_arrays(self.agent)
+        write_file(self.folder / "weights.npz", lambda file: np.savez(file, **arrays))
+        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
     def finish(self):
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
-        from torch.utils.tensorboard.summary import hparams
-
-        self.progress.bar.close()
-        agent, args, step, seconds = self.parts["agent"], self.args, self.step_count, self.seconds()
-        save_weights(agent, self.folder / "weights.npz")
-        # where a checkpoint at the end has been evaluated, it has the returns and their point
-        returns = np.array(self.eval_returns or self.evaluate())
-        self.writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
+        self.bar.close()
+        self.save()
+        steps, seconds = self.step_count, time.perf_counter() - self.started
+        returns = self.evaluate()
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), steps)
         self.writer.close()
-        self.sync_event_files()
-        result = {
-            "env_id": args.env_id,
-            "algo": ALGO,
-            "seed": args.seed,
-            "steps": step,
-            "seconds": round(seconds, 2),
-            "sps": round(step / seconds),
-            "eval_return_mean": float(returns.mean()),
-            "eval_return_std": float(returns.std()),
-            "eval_episodes": len(returns),
-            "run_hash": run_hash(agent),
-        }
-        write_json(self.folder / "result.json", result)
-        if not args.keep_replay:
-            remove_replay(self.folder)
-        with failures_named(self.args.env_id, f"after step {step}"):
-            self.envs.close()
-        if self.lock is not None:
-            self.lock.close()
-        print(f"trained      {step:,} steps in {seconds:.1f} s, {step / seconds:,.0f} steps/s")
-        print_result(self.folder, returns, result["run_hash"])
+        self.envs.close()
+        result = {"env_id": self.args.env_id, "algo": self.name, "seed": self.args.seed}
+        result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}
+        result |= {"eval_return_mean": returns.mean(), "eval_return_std": returns.std()}
+        result |= {"eval_episodes": len(returns), "run_hash": run_hash(self.agent)}
+        text = json.dumps(result, indent=2) + "\n"
+        write_file(self.folder / "result.json", lambda file: file.write(text.encode()))
+        (self.folder / "checkpoint.pt").unlink()  # with a replay buffer it is large
+        print(f"trained      {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} steps/s")
+        self.print_result(returns)
+
+    def print_result(self, returns):
+        print(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
+        print(f"run folder   {self.folder}")
+        print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
+        print(f"run hash     {run_hash(self.agent)}")
+
+    def recorded(self, function, *optimizers):
+        """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
+        once, recorded, then replayed. What else it reads, but learning rates, must change in place.
+        """
+        if self.device.type != "cuda":
+            return function
+        groups, graphs = [group for optimizer in optimizers for group in optimizer.param_groups], {}
+        rates = [torch.tensor(0.0, device=self.device) for group in groups]
+
+        def replayed(*inputs):
+            for group, rate in zip(groups, rates, strict=True):
+                rate.fill_(group["lr"])  # which train may have set to a float
+                group["lr"], group["capturable"] = rate, True
+            # of a float that changes, a graph would keep the old value
+            inputs = tree_map_only(float, lambda x: torch.tensor(x, device=self.device), inputs)
+            flat, _ = tree_flatten(inputs)
+            key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
+            if key not in graphs:  # lets torch and the optimizer make what they keep
+                graphs[key] = None
+                torch.cuda.synchronize()
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    outputs = function(*inputs)
+                torch.cuda.synchronize()
+                return outputs
+            if graphs[key] is None:
+                held = tree_map_only(torch.Tensor, torch.clone, inputs)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    outputs = function(*held)
+                graphs[key] = graph, tree_flatten(held)[0], outputs
+            graph, held, outputs = graphs[key]
+            for x, y in zip(held, flat, strict=True):
+                if torch.is_tensor(x):
+                    x.copy_(y)
+            graph.replay()
+            return tree_map_only(torch.Tensor, torch.clone, outputs)
+
+        return replayed
 
 
-def least_entropy(action_space) -> float:
-    """Entropy [nats] below which a policy explores no more: a hundredth of the uniform one's, or a
-    standard deviation of a hundredth of the way from the middle of the bounds to either.
-    """
-    if isinstance(action_space, gym.spaces.Discrete):
-        return 0.01 * math.log(action_space.n)
-    return math.prod(action_space.shape) * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
-
-
-def symptoms(scalars: dict, worth: float, floor: float) -> dict:
-    """What looks sick at a point of the curves: sentences by name, none for a healthy run.
-
-    worth [return]: of the largest mean |reward| so far, for ever; on average a true |Q| is below.
-    floor [nats]: of a policy that still explores.
-    """
-    found = {}
-    if "charts/episodic_return" not in scalars:
-        found["episodes"] = (
-            "no episode has ended: has the environment a time limit? A checkpoint ends episodes"
-            " uncounted (--checkpoint-frequency)"
-        )
-    explained = scalars.get("losses/explained_variance", 0.0)
-    if explained < 0:
-        found["critic"] = (
-            f"the explained variance is negative ({explained:.2g}): the critic is worse than a"
-            " constant; --learning-rate, --vf-coef and the scale of rewards (--norm-reward) matter"
-        )
-    entropy = scalars.get("losses/entropy", math.inf)
-    if entropy < floor:
-        found["policy"] = (
-            f"the entropy is {entropy:.2g}: the policy explores no more, with half of the run to"
-            " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
-        )
-    q = scalars.get("losses/q_values", scalars.get("losses/qf1_values", 0.0))
-    compared = f"Q is {q:.3g}, where the largest mean |reward|, for ever, is worth {worth:.3g}"
-    random = scalars.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
-    if abs(q) > 1.5 * worth > 0 and not random:
-        found["q_values"] = (
-            f"{compared}: it feeds on its own errors; a smaller --tau or --learning-rate helps"
-        )
-    spread = scalars.get("losses/q_spread", math.inf)
-    if spread < 1e-4 * abs(q):
-        found["network"] = (
-            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; with a"
-            " smaller --learning-rate or a larger --adam-eps they do not"
-        )
-    mass = scalars.get("losses/mass_at_ends", 0.0)
-    beyond = abs(scalars.get("charts/episodic_return", math.inf)) > 2 * abs(q)  # else it may fit
-    if mass > 0.5 and beyond and abs(q) < 0.5 * worth:
-        found["support"] = (
-            f"{mass:.0%} of the return's distribution lies at --v-min and --v-max, and {compared}:"
-            " the two are too near to 0"
-        )
-    return found
-
-
-class Progress:
-    """Steps, speed and recent return: tqdm's line on a terminal, ten plain lines elsewhere."""
-
-    def __init__(self, total: int, step: int):
-        from tqdm import tqdm
-
-        self.total, self.step = total, step
-        silent = None if sys.stderr else True  # None: where stderr is no terminal
-        self.bar = tqdm(total=total, initial=step, unit=" steps", unit_scale=True, disable=silent)
-
-    def show(self, step: int, sps: float, recent_returns):
-        a_tenth_more = step * 10 // self.total > self.step * 10 // self.total
-        if a_tenth_more or not self.bar.disable:
-            text = "no episode ended yet"
-            if recent_returns:
-                text = f"return {np.mean(recent_returns):.1f}"
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(step - self.step)
-        if a_tenth_more and self.bar.disable:
-            print(f"{step:>12,} of {self.total:,} steps, {sps:,.0f} steps/s, {text}", flush=True)
-        self.step = step
-
-
-def agent_spaces(envs):
-    return envs.single_observation_space, envs.single_action_space
-
-
-def choose_device(args: RunArgs, obs_space):
-    """The torch device; resolves `auto` and 0 threads in `args`."""
-    images = len(obs_space.shape) == 3
-    if args.device == "auto":
-        args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
-    fastest = torch.get_num_threads() if images or args.threads_pay else 1
-    args.torch_threads = args.torch_threads or fastest
-    torch.set_num_threads(args.torch_threads)
-    threadpool_limits(args.torch_threads, user_api="blas")  # those of NumPy
-    torch.backends.cudnn.deterministic = True
-    # what Adam remembers of units that fell silent shrinks to denormal numbers, a drag on a CPU
-    torch.set_flush_denormal(True)
-    if images:
-        keep_freed_memory()
-    try:
-        x = torch.zeros(1, device=args.device)
-        x.cpu()
-        return x.device
-    except (RuntimeError, AssertionError) as error:
-        text = first_line(error).split(". ")[0]
-        advice = "a run is resumed where it was trained" if args.resume else "try --device cpu"
-        raise UserError(f"--device {args.device}: {text}; {advice}") from None
-
-
-class Recorded:
-    """`function` as a CUDA graph: called as it is at first, recorded at the second call, and from
-    then on replayed by the GPU alone, where Python would start its operations one by one.
-
-    Inputs are tensors, in dicts too, and flags; each combination of shapes and flags has its graph.
-    What else the function reads must be changed in place, else the graph goes on with what it was.
+class Vector(nn.Parameter):
+    """All parameters of a module as one vector, of which they become views: for an optimizer, whose
+    step then is one operation. What zero_grad drops of their gradients, views too, becomes 0.
     """
 
-    def __init__(self, function):
-        self.function, self.graphs = function, {}
+    def __new__(cls, module):
+        parameters = list(module.parameters())
+        vector = super().__new__(cls, torch.cat([p.detach().flatten() for p in parameters]))
+        vector.gradient, vector.parts = torch.zeros_like(vector.data), []
+        sizes = [p.numel() for p in parameters]
+        views = zip(vector.data.split(sizes), vector.gradient.split(sizes), strict=True)
+        for p, (data, grad) in zip(parameters, views, strict=True):
+            p.data, p.grad = data.view_as(p), grad.view_as(p)
+            vector.parts.append((p, p.grad))
+        return vector
 
-    def __call__(self, *inputs):
-        flat, _ = tree_flatten(inputs)
-        key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
-        if key not in self.graphs:  # lets torch and the optimizer make what they keep
-            self.graphs[key] = None
-            now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-            beside.wait_stream(now)
-            with torch.cuda.stream(beside):
-                outputs = self.function(*inputs)
-            now.wait_stream(beside)
-            return outputs
-        if self.graphs[key] is None:
-            held, graph = tree_map_only(torch.Tensor, torch.clone, inputs), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                outputs = self.function(*held)
-            self.graphs[key] = graph, tree_flatten(held)[0], outputs
-        graph, held, outputs = self.graphs[key]
-        for x, y in zip(held, flat, strict=True):
-            if torch.is_tensor(x):
-                x.copy_(y)
-        graph.replay()
-        return tree_map_only(torch.Tensor, torch.clone, outputs)
+    @property
+    def grad(self):
+        for p, view in self.parts:
+            if p.grad is not view:  # dropped, and maybe made anew by a backward pass
+                view.zero_() if p.grad is None else view.copy_(p.grad)
+                p.grad = view
+        return self.gradient
+
+    @grad.setter
+    def grad(self, value):
+        self.gradient.zero_() if value is None else self.gradient.copy_(value)
 
 
-def set_learning_rate(optimizer, learning_rate: float):
-    """In place if it is a tensor, see Recorded."""
-    group = optimizer.param_groups[0]
-    if torch.is_tensor(group["lr"]):
-        group["lr"].fill_(learning_rate)
-    else:
-        group["lr"] = learning_rate
-
-
-def keep_freed_memory():
-    """Lets glibc keep what a minibatch of images frees, for the next one, instead of giving it back
-    to the system and fetching it again page by page.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
-        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # as in malloc.h
-        if libc.mallopt(mmap_threshold, 2**30):
-            libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-def require_memory(what: str, size: int):
-    """Says how much memory `size` bytes are; raises UserError when the machine has less to give."""
-    free = math.inf
-    with contextlib.suppress(OSError):  # other systems do not say
-        text = Path("/proc/meminfo").read_text()
-        free = 1024 * int(re.search(r"MemAvailable: +(\d+)", text)[1])
-    print(f"{what} takes {size / 1e9:.3f} GB")
-    if size > free:
-        raise UserError(f"{what} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def settings_of(args: RunArgs) -> dict:
-    return {name: value for name, value in asdict(args).items() if name not in NOT_OF_A_RUN}
-
-
-def describe(args: RunArgs) -> dict:
-    """What args.json holds; the version of the script itself is its SHA-256."""
-    entry = env_spec(args.env_id).entry_point
-    provider = getattr(entry, "__module__", str(entry)).split(".")[0].split(":")[0]
-    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    versions = {"python": platform.python_version(), f"{ALGO}.py": script}
-    for name in ("torch", "numpy", "gymnasium", "mujoco", "box2d", "pybullet", provider):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    command = shlex.join(["python", *sys.argv])
-    return {"algo": ALGO, "args": settings_of(args), "command": command, "versions": versions}
-
-
-def new_run_folder(args: RunArgs) -> Path:
-    """runs/<env>/<algo>/<seed>-<time>/, with a number behind it where that is taken."""
-    parent = Path(args.runs_dir) / args.env_id.replace("/", "-").replace(":", "-") / ALGO
-    name = f"{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"--runs-dir {args.runs_dir}: {error}") from None
-    raise UserError(f"{parent} already has a thousand runs named {name}")
-
-
-def lock(folder: Path):
-    """Keeps a second process from a run that goes on, whose files it would mix with its own."""
-    try:
-        import fcntl
-
-        file = open(folder / "lock", "w")  # noqa: SIM115, it stays open
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file  # closed, or left by its process however that ends, it locks no more
-    except BlockingIOError:
-        raise UserError(f"{folder} is in use: another process trains there") from None
-    except (ImportError, OSError):  # other systems, and disks without locks
-        return None
-
-
-def load_checkpoint(folder: Path) -> dict:
-    """checkpoint.pt, after its checksums were compared, which torch.load does not do."""
-    path = folder / "checkpoint.pt"
-    try:
-        with zipfile.ZipFile(path) as file:
-            if damaged := file.testzip():
-                raise ValueError(f"the checksum of {damaged} is wrong")
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no checkpoint.pt") from None
-    except Exception as error:  # a damaged file fails in as many ways as it has bytes
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
-
-
-def print_result(folder: Path, returns, digest: str):
-    mean, std = returns.mean(), returns.std()
-    print(f"evaluation   return {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
-    print(f"run folder   {folder}")
-    runs_dir = folder
-    if folder.resolve().parent.name == ALGO:  # and not moved elsewhere
-        runs_dir = [folder, *folder.parents][:4][-1]  # three up, where there are as many
-    print(f"TensorBoard  tensorboard --logdir {shlex.quote(str(runs_dir))}")
-    print(f"run hash     {digest}")
-
-
-def evaluate_run(args: RunArgs):
-    """`--evaluate`: plays with the weights of a run folder, as its own last evaluation did."""
-    folder = Path(args.evaluate)
-    envs = make_envs(args, 1)
-    obs_space, action_space = agent_spaces(envs)
-    with failures_named(args.env_id, "in the evaluation"):
-        envs.close()
-    agent = make_agent(args, obs_space, action_space).to(choose_device(args, obs_space))
-    flatten(agent)  # as in training: where weights begin in memory decides how torch rounds
-    load_weights(agent, folder / "weights.npz")
-    returns = evaluate(agent, args)
-    if args.capture_video:
-        film(agent, args, folder / "videos" / f"evaluation-seed-{args.seed}.mp4")
-    print_result(folder, returns, run_hash(agent))
+def clip_gradient(optimizer, max_norm: float):
+    """Shortens the gradient of Vector to max_norm if it is longer, as clip_grad_norm_."""
+    (vector,) = optimizer.param_groups[0]["params"]
+    vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
 
 
 def skip_compiler_import():
-    """Torch's optimizers import its compiler at their first step: 1.2 s, for what they never use.
-
-    What each step tells the profiler goes, too: nobody listens.
-    """
+    """Keeps torch's optimizers from importing its compiler (1.2 s) and telling it of each step."""
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__
         method.__dynamo_disable = method
@@ -1901,74 +997,26 @@ def skip_compiler_import():
         optimizer.step.hooked = True  # as if it had been wrapped for the profiler already
 
 
-def finished_result(args: RunArgs) -> dict | None:
-    """result.json of a run that has nothing left to do."""
+def main(name: str, args_class, make_agent, train, evaluation_policy):
+    """A script: make_agent(args, obs_space, action_space) makes its module, train(args, run) trains
+    it, evaluation_policy(agent, rng, args) makes a function of observations that returns actions.
+    """
+    run = Run(name, parse_args(name, args_class, sys.argv[1:]), make_agent, evaluation_policy)
+    if run.args.evaluate:
+        Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
+        return run.print_result(run.evaluate())
+    skip_compiler_import()
+    resume = f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(run.folder)])}"
     try:
-        result = json.loads((Path(args.resume) / "result.json").read_text())
-        finished = result["steps"] >= args.total_timesteps
-        return result if finished and math.isfinite(result["eval_return_mean"]) else None
-    except (OSError, ValueError, TypeError, KeyError):  # not finished, or not by us
-        return None
-
-
-def thread_failed(args):
-    """TensorBoard's thread hands an error of the disk to the writer, which raises it once more."""
-    if not issubclass(args.exc_type, OSError):
-        threading.__excepthook__(args)
-
-
-def stop(signal_number, _):
-    raise KeyboardInterrupt(signal_number)
-
-
-def main():
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    threading.excepthook = thread_failed
-    run = None
-    try:
-        args = parse_args(sys.argv[1:])
-        if args.capture_video:
-            draw_without_display()
-        if args.evaluate:
-            evaluate_run(args)
-        elif args.resume and (result := finished_result(args)):
-            if not args.keep_replay:  # a kill may have left it
-                remove_replay(Path(args.resume))
-            print(f"{args.resume} is finished, with a return of {result['eval_return_mean']:.1f}")
-        else:
-            skip_compiler_import()
-            run = Run(args)
-            train(args, run)
-            run.finish()
-        return
-    except ImportError as error:
-        status, text = 2, f"{error}; pip install {error.name}"
-    except UserError as error:
-        status, text = 2, " ".join(str(error).split())
-    except (RunFailed, OSError, MemoryError) as error:
-        status, text = 1, f"{error}{resume_hint(run)}"
-    except RuntimeError as error:
-        if "memory" not in str(error) and not type(error).__module__.startswith("torch._"):
-            raise
-        # torch has no memory left, or its compiler does not work
-        status, text = 1, f"{first_line(error)}{resume_hint(run)}"
-    except KeyboardInterrupt as interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end in a traceback
-            signal.signal(number, signal.SIG_IGN)
-        status, text = 128 + interrupt.args[0], f"stopped{resume_hint(run)}"
-    if run is not None and run.progress is not None:
-        run.progress.bar.close()  # ends its line
-    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
-    sys.exit(status)
-
-
-def resume_hint(run: Run | None) -> str:
-    if run is None or run.folder is None or not (run.folder / "checkpoint.pt").exists():
-        return ""
-    command = shlex.join(["python", sys.argv[0], "--resume", str(run.folder)])
-    return f"; the last checkpoint goes on with: {command}"
+        train(run.args, run)
+        run.finish()
+    except KeyboardInterrupt:
+        print(f"\nstopped; {resume}", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:  # Python prints the note below the traceback
+        error.add_note(resume)
+        raise
 
 
 if __name__ == "__main__":
-    main()
+    main("a2c", RunArgs, make_agent, train, evaluation_policy)

@@ -1,0 +1,115 @@
+"""Do the scripts still train the same weights? Compares the run hashes of two versions of algos/.
+
+    python benchmarks/maintain/same_numbers.py --against HEAD~1     this tree beside a commit
+    python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
+    python benchmarks/maintain/same_numbers.py --write FILE         the hashes of this tree alone
+    python benchmarks/maintain/same_numbers.py --read FILE          this tree beside those of FILE
+
+Every table of benchmarks/*.toml and the defaults of every script run for a few thousand steps, with
+checkpoints on the way, then a few commands for what no table uses. Exit status: 0 if every hash is
+the same, 1 if not.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# lengths that learn and cross two checkpoints; td3 has an update to every step
+SHORT = {
+    "ppo": "--total-timesteps 8192 --checkpoint-frequency 3000",
+    "a2c": "--total-timesteps 6000 --checkpoint-frequency 2000",
+    "dqn": "--total-timesteps 5120 --checkpoint-frequency 2000 --learning-starts 1000",
+    "td3": "--total-timesteps 1600 --checkpoint-frequency 600 --learning-starts 700",
+}
+IMAGES = {
+    "ppo": "--total-timesteps 2048 --checkpoint-frequency 1024",
+    "a2c": "--total-timesteps 800 --checkpoint-frequency 400",
+    "dqn": "--total-timesteps 1200 --checkpoint-frequency 500 --learning-starts 400"
+    " --buffer-size 800",
+}
+EVERY = "--torch-threads 1 --eval-episodes 1"
+MORE = {
+    "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",
+    "ppo, all its switches": "ppo --env-id Pendulum-v1 --norm-obs --norm-reward --clip-vloss"
+    " --target-kl 0.01 --ent-coef 0.01 --num-minibatches 4 --activation relu --hidden-size 32"
+    " --total-timesteps 8000 --checkpoint-frequency 2500 --anneal-steps 6000",
+    "a2c, all its switches": "a2c --env-id Pendulum-v1 --norm-obs --norm-reward --optimizer adam"
+    " --num-microbatches 2 --ent-coef 0.01 --total-timesteps 4000 --checkpoint-frequency 1500",
+    "dqn, all its switches": "dqn --double --dueling --n-atoms 51 --v-min 0 --v-max 50 --n-step 3"
+    " --total-timesteps 4000 --checkpoint-frequency 1500 --buffer-size 2000 --num-envs 4"
+    " --env-id MountainCar-v0 --anneal-steps 3000",
+    "dqn, mse": "dqn --loss mse --tau 1 --target-network-frequency 100 --total-timesteps 4000"
+    " --exploration-steps 2000",
+    "td3, DDPG": "td3 --env-id Pendulum-v1 --no-twin --policy-frequency 1 --policy-noise 0"
+    " --total-timesteps 1500 --learning-starts 500 --num-envs 2 --buffer-size 1000"
+    " --checkpoint-frequency 400",
+}
+
+
+def commands(only: list[str]) -> dict[str, str]:
+    """{name: script and flags}, of which only those named, if any are."""
+    found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
+    for path in sorted((ROOT / "benchmarks").glob("*.toml")):
+        for table, settings in tomllib.loads(path.read_text()).items():
+            script = table.split("-")[0]
+            short = (IMAGES if settings["env_id"].startswith("ALE/") else SHORT)[script]
+            config = f"--config benchmarks/{path.name}:{table}"
+            found[f"{path.stem}:{table}"] = f"{script} {config} {short}"
+    found |= MORE
+    if unknown := set(only) - found.keys():
+        sys.exit(f"no such command: {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    return {name: text for name, text in found.items() if not only or name in only}
+
+
+def run_hash(tree: Path, command: str) -> str:
+    """The run hash of a command with the scripts of `tree`, or how it failed."""
+    script, *flags = command.split()
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, f"algos/{script}.py", *flags, *EVERY.split(), "--runs-dir", folder]
+        done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
+    found = re.search(r"^run hash +(\w+)$", done.stdout, re.MULTILINE)
+    return found[1] if found else f"failed: {done.stderr.strip().splitlines()[-1:]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="e.g. lunarlander:ppo; none: all of them")
+    parser.add_argument("--against", metavar="COMMIT", help="whose scripts and tables run first")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="hashes of an earlier --write")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="where the hashes go, as JSON")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default 2")
+    options = parser.parse_args()
+    wanted = commands(options.names)
+    before = json.loads(options.read.read_text()) if options.read else {}
+    with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
+        if options.against:
+            words = ["git", "worktree", "add", "--detach", folder, options.against]
+            subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+            hashes = pool.map(lambda command: run_hash(Path(folder), command), wanted.values())
+            before = dict(zip(wanted, hashes, strict=True))
+            subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
+        hashes = pool.map(lambda command: run_hash(ROOT, command), wanted.values())
+        found, different = {}, 0
+        for name, value in zip(wanted, hashes, strict=True):
+            found[name] = value
+            verdict = ""
+            if name in before:
+                verdict = "same" if value == before[name] else f"other, was {before[name][:16]}"
+            different += verdict.startswith("other")
+            print(f"{name:<28} {value[:16]}  {verdict}", flush=True)
+    if options.write:
+        options.write.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(different > 0)
+
+
+if __name__ == "__main__":
+    main()
