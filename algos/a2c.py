@@ -348,8 +348,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
-    All are (steps, envs): r_t [reward], V(s_t) and V of the true successor of s_t, before a reset
-    [return], whether the task ended, a time limit cut the episode. Returns A_t [return].
+    rewards, values, next_values (of the true successors, before a reset), terminated (the task
+    ended) and truncated (a time limit cut the episode), all (steps, envs) -> A_t, (steps, envs).
     """
     assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -363,7 +363,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def discounted_returns(rewards, ended, gamma, running):
     """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards, and
-    the sum to go on from. rewards, ended (steps, envs); running (envs,), the sum before.
+    the sum to go on from, 0 after an end. rewards, ended (steps, envs); running (envs,), the last.
     """
     sums = np.zeros(rewards.shape)
     for t in range(len(rewards)):
@@ -378,7 +378,7 @@ def explained_variance(values, returns) -> float:
 
 
 def policy_gradient_loss(log_probs, advantages):
-    """Minus what section 4 of arXiv 1602.01783 climbs, no entropy: (batch,), (batch,) -> scalar."""
+    """The mean of -log pi(a) A, section 4 of arXiv 1602.01783: (batch,), (batch,) -> scalar."""
     assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     return -(log_probs * advantages).mean()
 
@@ -482,11 +482,9 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
     agent = run.agent
     kinds = {"rmsprop_tf": RMSpropTF, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
     settings = {"fused": True} if args.optimizer == "adam" else {"alpha": 0.99}
-    # eps 1e-5, as in ppo.py, and as those who published with RMSprop had it
     optimizer = kinds[args.optimizer]([Vector(agent)], lr=args.learning_rate, eps=1e-5, **settings)
     action_dim = None if agent.discrete else len(agent.log_std)
-    # in no checkpoint, where all episodes end and losses are written
-    running_returns, losses = np.zeros(args.num_envs), []
+    running_returns, losses = np.zeros(args.num_envs), []  # a checkpoint ends both
     step, obs = run.start(agent=agent, optimizer=optimizer)
     agent.forward = run.recorded(agent.forward)  # on a GPU, replays as a CUDA graph
     while step < args.total_timesteps:
@@ -765,7 +763,7 @@ class Run:
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             path = self.folder / "checkpoint.pt"
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(checkpoint["parts"][name])
             self.rng.bit_generator.state = checkpoint["rng"]
@@ -782,6 +780,7 @@ class Run:
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
+            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)

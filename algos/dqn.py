@@ -752,7 +752,7 @@ class Run:
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             path = self.folder / "checkpoint.pt"
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(checkpoint["parts"][name])
             self.rng.bit_generator.state = checkpoint["rng"]
@@ -769,6 +769,7 @@ class Run:
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
+            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)

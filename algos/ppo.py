@@ -359,8 +359,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
-    All are (steps, envs): r_t [reward], V(s_t) and V of the true successor of s_t, before a reset
-    [return], whether the task ended, a time limit cut the episode. Returns A_t [return].
+    rewards, values, next_values (of the true successors, before a reset), terminated (the task
+    ended) and truncated (a time limit cut the episode), all (steps, envs) -> A_t, (steps, envs).
     """
     assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -374,7 +374,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def discounted_returns(rewards, ended, gamma, running):
     """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards, and
-    the sum to go on from. rewards, ended (steps, envs); running (envs,), the sum before.
+    the sum to go on from, 0 after an end. rewards, ended (steps, envs); running (envs,), the last.
     """
     sums = np.zeros(rewards.shape)
     for t in range(len(rewards)):
@@ -800,7 +800,7 @@ class Run:
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             path = self.folder / "checkpoint.pt"
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(checkpoint["parts"][name])
             self.rng.bit_generator.state = checkpoint["rng"]
@@ -817,6 +817,7 @@ class Run:
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
+            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
