@@ -48,7 +48,7 @@ class Args:
     env_id: str = "CartPole-v1"
     """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
     seed: int = 1
-    """Rules the whole run: same machine, same command, same seed, same weights."""
+    """Determines the run: same machine, same command, same seed, same weights."""
     total_timesteps: int = 200_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 8
@@ -74,19 +74,19 @@ class Args:
     vf_coef: float = 1.0
     """Weight of the value loss, which is half the mean squared error."""
     max_grad_norm: float = 0.5
-    """Longest gradient, over all parameters together."""
+    """Largest norm of the gradient of all parameters together."""
     norm_obs: bool = False
     """Normalises vectors by the mean and variance of earlier rollouts, and clips them to +-10."""
     norm_reward: bool = False
-    """Divides rewards by the deviation of the discounted return so far, and clips them to +-10."""
+    """Divides rewards by the standard deviation of the discounted return; clips them to +-10."""
     clip_reward: bool = False
-    """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
+    """Learns from the sign of the reward, as is usual on Atari; logged returns are not clipped."""
     bf16: bool = False
     """Images: convolutions multiply in bfloat16; slow on a CPU without instructions for it."""
     hidden_size: int = 64
     """Width of both hidden layers of a network for vectors."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """What follows those hidden layers."""
+    """Activation after each of those layers."""
     log_std_init: float = 0.0
     """Continuous actions: log of the standard deviation at the start; 0 is half the range."""
     checkpoint_frequency: int = 100_000
@@ -519,8 +519,8 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given, the algorithm fail, require_range, Vector, clip_gradient
-# and of `run` agent, rng, device, obs_space, start, recorded, step, infos, logs_now, end_iteration.
+# It uses Args and what main is given. The algorithm uses fail, require_range, Vector, clip_gradient
+# and run's agent, rng, device, obs_space, start, recorded, step, infos, logs_now and end_iteration.
 
 
 @dataclass
@@ -686,14 +686,14 @@ def reset(envs, *entropy: int):
     """The first observations, by independent seeds that follow from `entropy`."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
-    random.seed(seeds[0])  # these two for environments without a generator of their own
+    random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
     takes_list = isinstance(envs, SyncEnvs)
     return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -789,7 +789,7 @@ class Run:
         return self.step_count, reset(self.envs, args.seed, self.step_count)
 
     def step(self, actions):
-        """Steps every environment once; `infos` then holds what they said, of Atari one dict.
+        """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
         next_obs is the first observation of the next episode, successors the true last of this one.

@@ -56,7 +56,7 @@ class Args:
     env_id: str = "CartPole-v1"
     """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
     seed: int = 1
-    """Rules the whole run: same machine, same command, same seed, same weights."""
+    """Determines the run: same machine, same command, same seed, same weights."""
     total_timesteps: int = 40_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
@@ -68,7 +68,7 @@ class Args:
     anneal_steps: int | None = None
     """Length of that schedule [steps]; None: total_timesteps."""
     buffer_size: int = 100_000
-    """Transitions that the replay buffer holds, of all environments together."""
+    """Transitions that the replay buffer holds, over all environments."""
     gamma: float = 0.98
     """Discount factor."""
     learning_starts: int = 1_000
@@ -108,11 +108,11 @@ class Args:
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, with one atom; with more it is the cross-entropy."""
     max_grad_norm: float = 10.0
-    """Longest gradient, over all parameters together; inf: any."""
+    """Largest norm of the gradient of all parameters together; inf: no limit."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     clip_reward: bool = False
-    """Learns from the sign of the reward, as on Atari. The returns that are logged stay whole."""
+    """Learns from the sign of the reward, as is usual on Atari; logged returns are not clipped."""
     bf16: bool = False
     """Images: convolutions multiply in bfloat16; slow on a CPU without instructions for it."""
     hidden_sizes: tuple[int, int] = (128, 128)
@@ -508,8 +508,8 @@ def train(args: Args, run: "Run", loss_of=q_loss):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given, the algorithm fail, require_range, Vector, clip_gradient
-# and of `run` agent, rng, device, obs_space, start, recorded, step, infos, logs_now, end_iteration.
+# It uses Args and what main is given. The algorithm uses fail, require_range, Vector, clip_gradient
+# and run's agent, rng, device, obs_space, start, recorded, step, infos, logs_now and end_iteration.
 
 
 @dataclass
@@ -675,14 +675,14 @@ def reset(envs, *entropy: int):
     """The first observations, by independent seeds that follow from `entropy`."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
-    random.seed(seeds[0])  # these two for environments without a generator of their own
+    random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
     takes_list = isinstance(envs, SyncEnvs)
     return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -778,7 +778,7 @@ class Run:
         return self.step_count, reset(self.envs, args.seed, self.step_count)
 
     def step(self, actions):
-        """Steps every environment once; `infos` then holds what they said, of Atari one dict.
+        """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
         next_obs is the first observation of the next episode, successors the true last of this one.

@@ -48,7 +48,7 @@ class Args:
     env_id: str = "HalfCheetah-v5"
     """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
     seed: int = 1
-    """Rules the whole run: same machine, same command, same seed, same weights."""
+    """Determines the run: same machine, same command, same seed, same weights."""
     total_timesteps: int = 1_000_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
@@ -56,7 +56,7 @@ class Args:
     learning_rate: float = 3e-4
     """Adam's step size, for the actor and for the critics."""
     buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds, of all environments together."""
+    """Transitions that the replay buffer holds, over all environments."""
     gamma: float = 0.99
     """Discount factor."""
     tau: float = 0.005
@@ -319,8 +319,8 @@ def train(args: Args, run: "Run"):
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given, the algorithm fail, require_range, Vector, clip_gradient
-# and of `run` agent, rng, device, obs_space, start, recorded, step, infos, logs_now, end_iteration.
+# It uses Args and what main is given. The algorithm uses fail, require_range, Vector, clip_gradient
+# and run's agent, rng, device, obs_space, start, recorded, step, infos, logs_now and end_iteration.
 
 
 @dataclass
@@ -486,14 +486,14 @@ def reset(envs, *entropy: int):
     """The first observations, by independent seeds that follow from `entropy`."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
-    random.seed(seeds[0])  # these two for environments without a generator of their own
+    random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
     takes_list = isinstance(envs, SyncEnvs)
     return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, whenever the power goes: written beside, flushed to the disk, renamed."""
+    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -589,7 +589,7 @@ class Run:
         return self.step_count, reset(self.envs, args.seed, self.step_count)
 
     def step(self, actions):
-        """Steps every environment once; `infos` then holds what they said, of Atari one dict.
+        """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
         next_obs is the first observation of the next episode, successors the true last of this one.
