@@ -652,7 +652,7 @@ class Run:
         if args.capture_video:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
-            video = importlib.import_module("imageio").get_writer(film, fps=15 if in_game else 30)
+            video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
         obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
         policy = self.evaluation_policy(self.agent, rng, args)
         returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
