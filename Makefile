@@ -1,5 +1,6 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
+# make test-slow   runs the tests that `make test` leaves out: learning and long ones
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
 # make bug-pictures  trains what the pictures of bugs/ lack, and draws them
 # make torture  tries thousands of senseless command lines and damaged files, and a hundred kills
@@ -19,6 +20,9 @@ train: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
 
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -q -n auto -m slow tests
+
 bugs: .venv/installed-dev
 	$(BIN)/python bugs/check.py
 
@@ -35,10 +39,10 @@ report: .venv/installed-dev
 	$(BIN)/python benchmarks/report.py --from-csv
 
 screenshots: .venv/installed
-	$(BIN)/python benchmarks/screenshots.py
+	$(BIN)/python benchmarks/maintain/screenshots.py
 
 animations: .venv/installed
-	$(BIN)/python benchmarks/animations.py
+	$(BIN)/python benchmarks/maintain/animations.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -63,11 +67,11 @@ clean:
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
-.venv-peers/installed: benchmarks/requirements-peers.txt
+.venv-peers/installed: benchmarks/maintain/requirements-peers.txt
 	rm -rf .venv-peers
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet "$$(grep '^torch==' requirements.txt)"
-	.venv-peers/bin/pip install --quiet -r benchmarks/requirements-peers.txt
+	.venv-peers/bin/pip install --quiet -r benchmarks/maintain/requirements-peers.txt
 	touch $@
 
-.PHONY: train test bugs bug-pictures torture speed report screenshots animations lint tensorboard clean
+.PHONY: train test test-slow bugs bug-pictures torture speed report screenshots animations lint tensorboard clean

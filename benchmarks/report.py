@@ -5,14 +5,25 @@
                                               benchmarks/README.md and benchmarks/results/curves.png
     python benchmarks/report.py --out DIR     runs/ into DIR alone: its CSVs, README.md, curves.png
     python benchmarks/report.py --compare RUN RUN    any run folders on one picture, CleanRL's too;
-                                              which arguments differ; is this run a normal one?
+                                              which arguments differ; is this run a normal one, and
+                                              do its curves look healthy?
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
-returns, <env>-<table>.json its command, arguments, versions, times and hashes. benchmarks/README.md
-defines every number. New seeds join a cell whose arguments and versions are the same, the script's
-own hash among them. Runs that were resumed with other versions are left out. Without --out, so are
-runs whose settings are not those of a table here, and cells of other arguments or versions with
-fewer seeds than benchmarks/results/ has of them. Exit status: 0, or 2 for wrong input.
+returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
+cell whose arguments and package versions are the same, if the same script trained them or one that
+trains the same weights: benchmarks/results/same-numbers.json says which do. Runs that were resumed
+with other versions are left out. Without --out, so are runs whose settings are not those of a table
+here, and cells of other arguments or versions with fewer seeds than benchmarks/results/ has.
+
+A verdict beside a published return rests on the 95% interval of the difference between our mean
+and the published one, and on a fifth of the distance between the published return and a random
+policy's. Ours is "above" or "below" if 0 lies outside of the interval; "slightly below" if all of
+the interval lies less than a fifth below 0. If 0 lies inside, "no difference detected" needs an
+interval that reaches no more than a fifth below 0 and is no wider than a fifth to either side;
+otherwise the seeds are "too noisy to say". So of two cells beside the same number, one with a lower
+mean and a larger spread never gets the better word.
+
+benchmarks/README.md defines every number. Exit status: 0, or 2 for wrong input.
 """
 
 import argparse
@@ -34,12 +45,30 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SAME_NUMBERS = "same-numbers.json"  # by maintain/same_numbers.py: which scripts train the same
 MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # the tables stand between them
 WINDOWS = 100  # points of a training curve
 EPISODES = 100  # at the end of training, of which the training return is the mean
 KINDS = "greedy", "training", "last100"  # of returns
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
+# of uniform actions: over 50 episodes or more of ours; of games as in doi 10.1038/nature14236
+RANDOM_RETURNS = {
+    "CartPole-v1": 22,
+    "LunarLander-v3": -184,
+    "LunarLanderContinuous-v3": -214,
+    "HalfCheetah-v5": -272,
+    "HalfCheetahBulletEnv-v0": -1250,
+    "ALE/BeamRider-v5": 363.9,
+    "ALE/Breakout-v5": 1.7,
+    "ALE/Pong-v5": -20.7,
+    "ALE/Qbert-v5": 163.9,
+    "ALE/SpaceInvaders-v5": 148,
+}
+# arguments that a run's numbers do not depend on, and those that the scripts once had, which count
+# only where they were not what the scripts now always do
+FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name", "keep_replay", "cuda_graphs"}
+GONE = {"network": "nature", "share_trunk": "auto", "compile": False, "final_learning_rate": 0.0}
 
 
 class UserError(Exception):
@@ -57,6 +86,9 @@ def read_events(folder: Path) -> tuple[dict, dict]:
     scalars, texts = defaultdict(list), {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(path)).Load():
+            if event.HasField("session_log"):  # a resumed run: what follows its checkpoint is void
+                for tag, points in scalars.items():
+                    scalars[tag] = [(step, value) for step, value in points if step < event.step]
             for value in event.summary.value:
                 if value.tensor.string_val:
                     texts[value.tag] = value.tensor.string_val[0].decode()
@@ -106,6 +138,8 @@ def read_run(folder: Path) -> dict:
         result = json.loads((folder / "result.json").read_text())
         scalars, texts = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
+        versions = dict(saved["versions"])
+        script = versions.pop("script", None) or versions.pop(f"{result['algo']}.py")  # its SHA-256
         greedy = dict(scalars["eval/episodic_return"])
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
             raise ValueError("its curves lack the evaluation that result.json has")
@@ -116,9 +150,10 @@ def read_run(folder: Path) -> dict:
             "seed": result["seed"],
             "result": result,
             "args": saved["args"],
-            "versions": saved["versions"],
+            "versions": versions,
+            "script": script,
             "resumed_with": saved.get("resumed_with"),
-            "command": texts["command/text_summary"],
+            "command": saved.get("command") or texts["command/text_summary"],
             "returns": {
                 "greedy": greedy,
                 "training": windows(points, steps),
@@ -164,10 +199,38 @@ def cell_path(env_id: str, table: str, results: Path) -> Path:
     return results / f"{env_id.replace('/', '-').replace(':', '-')}-{table}.csv"
 
 
+def settings_of(args: dict) -> dict:
+    """The arguments that a run's numbers depend on."""
+    return {k: v for k, v in args.items() if k not in FREE and (k not in GONE or v != GONE[k])}
+
+
 def settings(run: dict) -> dict:
-    """What runs of one cell have in common: all arguments but two, and all versions."""
-    args = {k: v for k, v in run["args"].items() if k not in ("seed", "runs_dir")}
-    return {"args": args, "versions": run["versions"]}
+    """What runs of one cell have in common: all arguments but the seed."""
+    return {k: v for k, v in settings_of(run["args"]).items() if k != "seed"}
+
+
+def differences(run: dict, first: dict) -> list[tuple]:
+    """(name, its value, the other's) of settings, and of versions that both runs know."""
+    common = run["versions"].keys() & first["versions"].keys()
+    found, expected = (settings(x) | {k: x["versions"][k] for k in common} for x in (run, first))
+    pairs = [(k, found.get(k), expected.get(k)) for k in sorted(found.keys() | expected.keys())]
+    if not same_numbers(run, first["script"]):
+        pairs.append(("script", run["script"], first["script"]))
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def same_numbers(run: dict, script: str | None) -> bool:
+    """Whether a script, by its SHA-256, trains what the run's own script does: it is the same one,
+    or a chain of records says that a shortened run of the table has the same run hash with both.
+    """
+    path, known = RESULTS / SAME_NUMBERS, {run["script"]}
+    records = json.loads(path.read_text()) if path.exists() else []
+    match = re.search(r"--config benchmarks/([\w-]+)\.toml:([\w-]+)", run["command"])
+    name = ":".join(match.groups()) if match and "--env-id" not in run["command"] else None
+    pairs = [set(record["scripts"]) for record in records if record["name"] == name]
+    for _ in pairs:
+        known = known.union(*(pair for pair in pairs if pair & known))
+    return script in known
 
 
 def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
@@ -178,23 +241,24 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
     if not path.exists():
         return []
     cell = read_cell(path)
-    if settings(cell.about) != settings(runs[0]):
-        return []
-    return [
+    found = [
         {
             "folder": path,
             "seed": result["seed"],
+            "script": result["script"],
             "result": {**result, "steps": cell.about["steps"]},
             "returns": {kind: cell.returns[kind][result["seed"]] for kind in KINDS},
             **{k: cell.about[k] for k in ("env_id", "algo", "args", "versions", "command")},
         }
         for result in cell.about["runs"]
-        if result["seed"] not in {run["seed"] for run in runs}
     ]
+    if any(differences(run, runs[0]) for run in found):
+        return []
+    return [run for run in found if run["seed"] not in {run["seed"] for run in runs}]
 
 
 # flags of a campaign that make no other setting of a table
-FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir"}
+FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
 FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
 
 
@@ -234,23 +298,22 @@ def write_cell(table: str, runs: list[dict], results: Path):
     for before, run in itertools.pairwise(runs):
         if run["seed"] == before["seed"]:
             raise UserError(f"the same seed twice: {before['folder']} and {run['folder']}")
-        for kind, expected in settings(first).items():
-            found = settings(run)[kind]
-            for name in sorted(found.keys() | expected.keys()):
-                if found.get(name) != expected.get(name):
-                    raise UserError(
-                        f"{run['folder']} has {name}={found.get(name)}, "
-                        f"{first['folder']} {expected.get(name)}: no runs of one cell"
-                    )
+        for name, value, expected in differences(run, first):
+            raise UserError(
+                f"{run['folder']} has {name}={value}, {first['folder']} {expected}: no runs of one"
+                " cell (benchmarks/maintain/same_numbers.py says whether scripts train the same)"
+            )
     about = {
         "env_id": first["env_id"],
         "table": table,
         "algo": first["algo"],
         "steps": first["result"]["steps"],
         "command": without_runs_dir(first["command"]),
-        **settings(first),
+        "args": settings(first),
+        "versions": {name: value for run in runs for name, value in run["versions"].items()},
         "runs": [
             {k: run["result"][k] for k in ("seed", "seconds", "eval_episodes", "run_hash")}
+            | {"script": run["script"]}
             for run in runs
         ],
     }
@@ -318,7 +381,8 @@ class Cell:
 
 
 def read_cells(results: Path) -> list[Cell]:
-    return [read_cell(path) for path in sorted(results.glob("*.json"), key=lambda path: path.stem)]
+    paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
+    return [read_cell(path) for path in paths if path.name != SAME_NUMBERS]
 
 
 def read_cell(path: Path) -> Cell:
@@ -404,49 +468,52 @@ def improvement(x, y, axis: int = -1):
     return (wins + draws / 2).mean(axis=(-2, -1))
 
 
-def verdict(ours, steps: int, row: Published) -> str:
-    """How our returns, (seeds,), stand beside a published row of their protocol.
+def half_width(ours, row: Published) -> float:
+    """Of the 95% interval of our mean less the published one; ours: (seeds,).
 
-    "above" or "below" where a two-sided t-test at 5% finds a difference. Against several seeds it
-    is Welch's test of the means, or, where their spread is not published, one that takes their mean
-    as exact. A single agent is one draw, which must lie outside of the 95% prediction interval of
-    our seeds. Else "within" where the means are no further apart than the larger of the two
-    spreads, or a single agent than two of ours, and "too few seeds to tell" where they are, or with
-    fewer than MIN_SEEDS seeds. "trained longer", and no verdict, where our budget is the larger;
-    where it is the smaller, the verdict says by how much.
+    Welch's for the difference of two means; where the published spread over seeds is not known, its
+    mean counts as exact. A single agent is one draw: our seeds' 95% prediction interval.
     """
     from scipy import stats
 
+    n, variance = len(ours), ours.var(ddof=1) / len(ours)
+    if row.seeds == 1:
+        return stats.t.ppf(0.975, n - 1) * math.sqrt(variance * (n + 1))
+    theirs = row.spread**2 / row.seeds if row.spread else 0.0
+    if variance + theirs == 0:
+        return 0.0
+    total = variance**2 / (n - 1) + theirs**2 / (row.seeds - 1)
+    return stats.t.ppf(0.975, (variance + theirs) ** 2 / total) * math.sqrt(variance + theirs)
+
+
+def verdict(ours, steps: int, row: Published) -> str:
+    """How our returns, (seeds,), stand beside a published row of their protocol: see the top.
+
+    "trained longer", and no verdict, where our budget is the larger; where it is the smaller, the
+    verdict says by how much.
+    """
     if steps > row.steps:
         return "trained longer"
     part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
-    n = len(ours)
-    if n < MIN_SEEDS:
-        return f"{'one seed of ours' if n == 1 else 'too few seeds to tell'}{part}"
-    mean, std = ours.mean(), ours.std(ddof=1)
-    their_std = row.spread if row.spread and row.seeds > 1 else 0.0
-    near = abs(mean - row.mean) <= (2 * std if row.seeds == 1 else max(std, their_std))
-    if std == their_std == 0:
-        different = mean != row.mean
-    elif row.seeds == 1:
-        t = abs(mean - row.mean) / (std * math.sqrt(1 + 1 / n))
-        different = 2 * stats.t.sf(t, n - 1) < 0.05
-    elif their_std == 0:
-        different = stats.ttest_1samp(ours, row.mean).pvalue < 0.05
+    if len(ours) < MIN_SEEDS:
+        return f"{'one seed of ours' if len(ours) == 1 else 'too few seeds to tell'}{part}"
+    difference, half = ours.mean() - row.mean, half_width(ours, row)
+    fifth = abs(row.mean - RANDOM_RETURNS.get(row.env_id, 0)) / 5
+    if difference > half:
+        word = "above"
+    elif difference < -half:
+        word = "below" if difference - half < -fifth else "slightly below"
     else:
-        theirs = (row.mean, their_std, row.seeds)
-        test = stats.ttest_ind_from_stats(mean, std, n, *theirs, equal_var=False)
-        different = test.pvalue < 0.05
-    if different:
-        return f"{'above' if mean > row.mean else 'below'}{part}"
-    return f"{'within' if near else 'too few seeds to tell'}{part}"
+        narrow = half <= fifth and difference - half >= -fifth
+        word = "no difference detected" if narrow else "too noisy to say"
+    return word + part
 
 
 def verdict_on(cell: Cell, row: Published) -> str:
     """The verdict, and the cause of a "below"."""
     found = verdict(cell.values(row.protocol), cell.about["steps"], row)
     cause = row.cause(cell.table)
-    return f"{found}: {cause}" if found.startswith("below") and cause else found
+    return f"{found}: {cause}" if "below" in found and cause else found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -492,8 +559,37 @@ def nearest(cell: Cell, published: list[Published]) -> Published | None:
     return min(greedy, key=lambda row: (abs(row.steps - steps), -row.seeds), default=None)
 
 
+def short_table(cells: list[Cell], published: list[Published]) -> str:
+    """The table of README.md: of each script in each environment the cell with the highest greedy
+    return, of those that have a published one beside them and enough seeds, where there are any.
+    """
+
+    def rank(cell: Cell):
+        is_published = nearest(cell, published) is not None
+        return min(len(cell.seeds), MIN_SEEDS), is_published, iqm(cell.values("greedy"))
+
+    best = {}
+    for cell in cells:
+        key = cell.env_id, cell.about["algo"]
+        best[key] = max(best.get(key, cell), cell, key=rank)
+    rows = []
+    for cell in best.values():
+        beside = "none"
+        if row := nearest(cell, published):
+            beside = f"{number(row.mean)} ({steps_in_short(row.steps)}, {row.source}"
+            beside += f"{other_env(cell, row)})"
+        steps, returns = steps_in_short(cell.about["steps"]), number(iqm(cell.values("greedy")))
+        rows.append([cell.env_id, cell.table, steps, returns, len(cell.seeds), beside])
+    header = "| environment | table | steps | greedy return | seeds | published |"
+    return markdown(header, rows) if cells else "No results yet."
+
+
+def steps_in_short(steps: int) -> str:
+    return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.0f}k"
+
+
 def results_table(cells: list[Cell], published: list[Published]) -> str:
-    """The table of README.md: a line a cell. `published_table` has every comparison."""
+    """A line a cell. `published_table` has every comparison."""
     rows = []
     for cell in cells:
         greedy, steps = cell.values("greedy"), cell.about["steps"]
@@ -580,9 +676,8 @@ def best_table(cells: list[Cell]) -> str:
 def documents(results: Path) -> dict[Path, str]:
     """What README.md and benchmarks/README.md must hold, or the README.md of other results."""
     cells, published = read_cells(results), read_published()
-    table = results_table(cells, published)
     details = [
-        table,
+        results_table(cells, published),
         f"![Curves]({'results/' if results == RESULTS else ''}curves.png)" if cells else "",
         "## Beside what is published\n\n" + published_table(cells, published),
         "## Best of the mean curve\n\n" + best_table(cells),
@@ -591,7 +686,7 @@ def documents(results: Path) -> dict[Path, str]:
     details = "\n\n".join(filter(None, details))
     if results != RESULTS:
         return {results / "README.md": f"# Results\n\n{details}\n"}
-    parts = {"README.md": table, "benchmarks/README.md": details}
+    parts = {"README.md": short_table(cells, published), "benchmarks/README.md": details}
     return {ROOT / name: between_markers(ROOT / name, text) for name, text in parts.items()}
 
 
@@ -697,8 +792,8 @@ class AnyRun:
 
 def read_any_run(folder: Path) -> AnyRun:
     scalars, texts = read_events(folder)
-    if not scalars["charts/episodic_return"]:
-        raise UserError(f"{folder} has no curve charts/episodic_return")
+    if not scalars:
+        raise UserError(f"{folder} has no curves")
     finished = True
     if ours := (folder / "args.json").exists():
         try:
@@ -737,7 +832,7 @@ def place(name: str, value: float, cell: Cell, protocol: str) -> str:
 def other_settings(run: AnyRun, cell: Cell) -> str:
     """The arguments in which a run differs from the runs of a cell, of those that both have."""
     free = {"env_id", "seed", "runs_dir", "device", "torch_threads", "eval_frequency"}
-    free |= {"log_frequency", "capture_video", "keep_replay", "save_init", "algo"}
+    free |= {"log_frequency", "capture_video", "save_init", "algo"}
 
     def same(a: str, b: str) -> bool:
         with contextlib.suppress(ValueError):
@@ -750,6 +845,99 @@ def other_settings(run: AnyRun, cell: Cell) -> str:
     return ", ".join(f"{name} {run.args[name]}, there {there[name]}" for name in different)
 
 
+def least_entropy(run: AnyRun) -> float:
+    """Entropy [nats] below which a policy explores no more: a hundredth of the uniform one's, or of
+    continuous actions that of a standard deviation of 0.01, where 1 is half a dimension's range.
+    """
+    arrays = {}
+    if (path := run.folder / "weights.npz").exists():
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file}
+    if "log_std" in arrays:
+        return arrays["log_std"].size * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
+    if "continuous" in run.algo:  # CleanRL's, which does not tell the number of dimensions
+        return -math.inf
+    outputs = [array.size for name, array in arrays.items() if re.match(r"actor\..*bias", name)]
+    entropies = [value for _, value in run.scalars.get("losses/entropy", [])]
+    return 0.01 * (math.log(outputs[-1]) if outputs else max(entropies, default=0.0))
+
+
+def health(scalars: dict, args: dict, floor: float) -> list[str]:
+    """What looked sick at every point of the curves for a tenth of the run, and for 2,000 steps of
+    each environment: a sentence for each symptom, none for a healthy run.
+
+    scalars {tag: [(step, value)]}; args: as text; floor: see least_entropy.
+    """
+    points = defaultdict(dict)
+    for tag, curve in scalars.items():
+        for step, value in curve:
+            points[step][tag] = value
+    total, num_envs = float(args.get("total_timesteps", max(points))), int(args.get("num_envs", 1))
+    gamma, clipped = float(args.get("gamma", 1)), args.get("clip_reward") == "True"
+    now, worth, since, told = {}, 0.0, {}, {}
+    for step in sorted(points):
+        now |= points[step]
+        if "charts/episodic_length" in points[step] and gamma < 1:
+            mean_reward = abs(now["charts/episodic_return"] / now["charts/episodic_length"])
+            # of clipped rewards, 1 is the largest that is learned from
+            worth = max(worth, (1.0 if clipped else mean_reward) / (1 - gamma))
+        scale = 1.0 if args.get("norm_reward") == "True" else worth
+        found = symptoms(now, worth, scale, floor if step <= total / 2 else -math.inf)
+        if "charts/episodic_return" not in points[step]:
+            found["episodes"] = (
+                "no episode ended: has the environment a time limit? A checkpoint ends episodes"
+                " uncounted (--checkpoint-frequency)"
+            )
+        since = {name: since.get(name, step) for name in found}
+        for name in found:
+            if step - since[name] >= max(total / 10, 2_000 * num_envs) and name not in told:
+                told[name] = f"from step {since[name]:,} on {found[name]}"
+    return list(told.values())
+
+
+def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
+    """What looks sick at a point of the curves: sentences by name.
+
+    worth [return]: of the largest mean reward so far, for ever; on average a true |Q| is below.
+    scale: the size of the returns that are learned. floor [nats]: of a policy that still explores.
+    """
+    found = {}
+    explained = now.get("losses/explained_variance", 0.0)
+    # the deviation of the returns: Var(returns - values) is at most twice the value loss
+    spread = math.sqrt(2 * now.get("losses/value_loss", math.inf) / (1 - min(explained, 0)))
+    if explained < 0 and spread > max(0.01 * scale, 1e-3):  # else there is nothing to explain
+        found["critic"] = (
+            f"the explained variance is negative ({explained:.2g}): the critic is worse than a"
+            " constant; try a smaller --learning-rate, another --vf-coef or --norm-reward"
+        )
+    entropy = now.get("losses/entropy", math.inf)
+    if entropy < floor:
+        found["policy"] = (
+            f"the entropy is {entropy:.2g}: the policy no longer explores, with half of the run to"
+            " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
+        )
+    q = now.get("losses/q_values", now.get("losses/qf1_values", 0.0))
+    compared = f"Q is {q:.3g}, where the largest mean reward, for ever, is worth {worth:.3g}"
+    random = now.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
+    if abs(q) > 2 * worth > 0 and not random:
+        found["q_values"] = (
+            f"{compared}: it feeds on its own errors; try a smaller --tau or --learning-rate"
+        )
+    if now.get("losses/q_spread", math.inf) < 1e-4 * abs(q):
+        found["network"] = (
+            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; try a"
+            " smaller --learning-rate or a larger --adam-eps"
+        )
+    mass = now.get("losses/mass_at_ends", 0.0)
+    beyond = abs(now.get("charts/episodic_return", math.inf)) > 2 * abs(q)  # else it may fit
+    if mass > 0.5 and beyond and abs(q) < 0.5 * worth:
+        found["support"] = (
+            f"{mass:.0%} of the return's distribution lies at --v-min and --v-max, and {compared}:"
+            " set them further from 0"
+        )
+    return found
+
+
 def compare(folders: list[Path], picture: Path):
     runs, cells = [read_any_run(folder) for folder in folders], read_cells(RESULTS)
     for name in sorted(set().union(*(run.args for run in runs)) - {"runs_dir"}):
@@ -758,6 +946,9 @@ def compare(folders: list[Path], picture: Path):
             print(f"{name:<24} {'   '.join(values)}")
     for run in runs:
         print(run.folder)
+        sick = health(run.scalars, run.args, least_entropy(run))
+        for sentence in sick or ["its curves look healthy"]:
+            print(f"  {sentence}")
         here = [cell for cell in cells if cell.env_id == run.env_id]
         # CleanRL's ppo_continuous_action is a ppo as well
         here = [cell for cell in here if run.algo.startswith(cell.about["algo"])]
@@ -775,7 +966,7 @@ def compare(folders: list[Path], picture: Path):
                 print(place("greedy return", greedy[-1][1], cell, "greedy"))
     figure, axis = pyplot().subplots(figsize=(8, 5))
     for color, run in enumerate(runs):
-        steps, returns, _ = zip(*run.points, strict=True)
+        steps, returns, _ = zip(*run.points, strict=True) if run.points else ((), (), ())
         axis.plot(steps, returns, color=f"C{color}", linewidth=1, label=str(run.folder))
         if greedy := run.scalars["eval/episodic_return"]:
             axis.plot(*zip(*greedy, strict=True), color=f"C{color}", marker="o", linestyle="")

@@ -30,13 +30,11 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from report import UserError, settings_of
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
 sys.path.insert(0, str(ROOT / "algos"))
-
-
-class UserError(Exception):
-    """Something the user can mend: ends the campaign with this one line and exit status 2."""
 
 
 @dataclass
@@ -62,13 +60,18 @@ class Job:
         return [f"algos/{self.script}.py", *flags]
 
     def progress(self) -> tuple[int, float | None]:
-        """Steps done and steps per second, as the log says; (0, None) while it says nothing."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        lines = re.findall(r"^ *([\d,]+) of [\d,]+ steps, ([\d,]+) steps/s", text, re.MULTILINE)
-        if not lines:
+        """Steps done and steps per second, as tqdm's last line in the log says; (0, None) while
+        there is none: `12%|...| 3072/25600 [00:01<00:07, 2913.24 steps/s, return 52.2]`.
+        """
+        pattern = r"(\d+)/\d+ \[[^,]+, *([\d.]+)( steps/s|s/ steps)"
+        if not (found := re.findall(pattern, "\n".join(lines_of(self.log)))):
             return 0, None
-        step, speed = (int(number.replace(",", "")) for number in lines[-1])
-        return step, max(speed, 1)
+        step, speed, unit = found[-1]
+        return int(step), float(speed) if unit == " steps/s" else 1 / float(speed)
+
+
+def quiet_environment() -> dict:
+    return {**os.environ, "TQDM_MININTERVAL": "10"}  # seconds between lines of progress in the log
 
 
 def shown(path: Path) -> str:
@@ -88,14 +91,10 @@ def evaluation_period(total_timesteps: int) -> int:
 
 
 def script_args(script: str, flags: list[str]) -> dict:
-    """Every argument that `flags` give to a script; UserError, or the script's own exit 2."""
+    """Every argument that `flags` give to a script, which ends with exit status 2 otherwise."""
     module = importlib.import_module(script)
-    try:
-        args = module.parse_args(flags)
-    except module.UserError as error:
-        raise UserError(f"{script}.py: {error}") from None
-    settings = {k: v for k, v in asdict(args).items() if k not in module.NOT_OF_A_RUN}
-    return json.loads(json.dumps(settings))  # lists for tuples, as args.json has them
+    args = asdict(module.parse_args(script, module.RunArgs, flags))
+    return json.loads(json.dumps(args))  # lists for tuples, as args.json has them
 
 
 def read_config(name: str) -> tuple[Path, dict]:
@@ -159,14 +158,14 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{shown(folder)}/args.json cannot be read: {error}") from None
-        names = (saved.keys() | job.args.keys()) - {"runs_dir"}
-        if job.args["device"] == "auto":  # which args.json has resolved
-            names.discard("device")
-        for name in sorted(names):
-            if saved.get(name) != job.args.get(name):
+        there, here = settings_of(saved), settings_of(job.args)
+        if here["device"] == "auto":  # which args.json has resolved
+            here["device"] = there.get("device")
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) != here.get(name):
                 raise UserError(
-                    f"{shown(folder)} was trained with {name}={saved.get(name)}, not "
-                    f"{job.args.get(name)}: move it away, or choose another --runs-dir"
+                    f"{shown(folder)} was trained with {name}={there.get(name)}, not "
+                    f"{here.get(name)}: move it away, or choose another --runs-dir"
                 )
         if (folder / "result.json").exists():
             return folder, True
@@ -198,6 +197,7 @@ class LocalRun:
         self.process = subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
+            env=quiet_environment(),
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
@@ -298,8 +298,13 @@ def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:
             path = Path(house) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        command, stdout = [sys.executable, *words], subprocess.PIPE
-        run = subprocess.run(command, cwd=house, stdout=stdout, stderr=subprocess.STDOUT)
+        run = subprocess.run(
+            [sys.executable, *words],
+            cwd=house,
+            env=quiet_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         folders = [path.parent for path in Path(house).rglob("args.json")]
         return run.returncode, run.stdout, files_of(folders[0]) if folders else {}
 
@@ -324,9 +329,20 @@ def say(text: str):
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+def lines_of(log: Path) -> list[str]:
+    """The last lines of a log; tqdm ends each of its own with a carriage return."""
+    if not log.exists():
+        return []
+    with open(log, "rb") as file:
+        file.seek(max(log.stat().st_size - 10_000, 0))
+        text = file.read().decode(errors="replace")
+    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
 def last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    """What a run said last, but for its progress and how to resume it, which the campaign does."""
+    lines = [x for x in lines_of(log) if not re.search(r"\d+/\d+ \[|^to resume: ", x)]
+    return lines[-1] if lines else "it said nothing"
 
 
 def time_left(jobs: list[Job], unfinished: list[Job], parallel: int) -> str:

@@ -14,8 +14,8 @@ would take alone, by what this machine was measured to do, over the time a step 
 mean return at which the environment counts as solved, with each library's best known settings, on
 a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 64 environments and
 rollouts of 512 steps in all, and of two runs side by side. `profile` says what the time of a step
-goes into, by profiled.py, in the same cells; beside it `arithmetic`, what the floating-point
-operations would take alone.
+goes into, by maintain/profiled.py, in the same cells; beside it `arithmetic`, what the
+floating-point operations would take alone.
 
 `gpu`, only when it is named, is the speed of our scripts on a GPU, with CUDA graphs and without.
 """
@@ -37,7 +37,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+MAINTAIN = ROOT / "benchmarks" / "maintain"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = {"sb3": "stable_baselines3", "sbx": "sbx"}
@@ -112,6 +113,7 @@ ON_GPU = {
     "td3-halfcheetah": (2_400, 6_000, 936),
     "ppo-halfcheetah": (8_192, 20_480, 1_774),
 }
+WITHOUT_A_GPU = 'if self.device.type != "cuda":'  # where Run.recorded makes no CUDA graphs
 # "must" is the project's target. Where the fastest peer known is not among these two, it is that
 # target over what stable-baselines3 did when it was set; C51, which neither has, is held to DQN
 CELLS = {
@@ -147,12 +149,6 @@ CELLS = {
     "ppo-halfcheetah": Cell(
         f"ppo --config benchmarks/halfcheetah.toml:ppo-cleanrl {PPO_FLAGS}", "HalfCheetah-v5",
         4_096, 20_480, {"sb3": ("PPO", PPO_CHEETAH), "sbx": ("PPO", PPO_CHEETAH)}, 1.75,
-        (1 + 1 + 3 * 10) * 2 * mlp_mflop(17, 64, 64, 6),
-    ),
-    "ppo-halfcheetah-compiled": Cell(
-        f"ppo --config benchmarks/halfcheetah.toml:ppo-cleanrl {PPO_FLAGS} --compile",
-        "HalfCheetah-v5", 4_096, 20_480,
-        {"sb3": ("PPO", PPO_CHEETAH), "sbx": ("PPO", PPO_CHEETAH)}, 1.75,
         (1 + 1 + 3 * 10) * 2 * mlp_mflop(17, 64, 64, 6),
     ),
     "td3-halfcheetah": Cell(
@@ -269,7 +265,7 @@ def peer_command(task, library: str, **more) -> list:
         "num_envs": task.num_envs,
         **more,
     }
-    return [str(PEERS), str(ROOT / "benchmarks" / "peers.py"), json.dumps(arguments)]
+    return [str(PEERS), str(MAINTAIN / "peers.py"), json.dumps(arguments)]
 
 
 def run_peer(cell: Cell, library: str, folder: str) -> dict:
@@ -282,20 +278,24 @@ def run_peer(cell: Cell, library: str, folder: str) -> dict:
 
 
 UNTIL_SOLVED = """
-import importlib, json, os, sys
+import collections, importlib, json, os, sys
 sys.path.insert(0, "algos")
 name, threshold, *sys.argv = sys.argv[1:]
-script = importlib.import_module(name)
-end_iteration = script.Run.end_iteration
+script, returns = importlib.import_module(name), collections.deque(maxlen=20)
+step, end_iteration = script.Run.step, script.Run.end_iteration
+def listen(run, actions):
+    before, found = len(run.finished), step(run, actions)
+    returns.extend(episode[0] for episode in run.finished[before:])
+    return found
 def look(run, scalars):
-    step, returns = end_iteration(run, scalars), run.recent_returns
+    steps = end_iteration(run, scalars)
     if len(returns) == returns.maxlen and sum(returns) / len(returns) >= float(threshold):
-        print(json.dumps({"steps": step}), flush=True)
+        print(json.dumps({"steps": steps}), flush=True)
         os._exit(0)
-    return step
-script.Run.end_iteration = look
+    return steps
+script.Run.step, script.Run.end_iteration = listen, look
 sys.argv.insert(0, f"algos/{name}.py")
-script.main()
+script.main(name, script.RunArgs, script.make_agent, script.train, script.evaluation_policy)
 """
 
 
@@ -381,7 +381,7 @@ def measure_scaling(repeats: int, folder: str) -> list[dict]:
 
 def measure_profile(name: str, folder: str) -> dict:
     """Microseconds of a step by part, once."""
-    cell, profiled = CELLS[name], ROOT / "benchmarks" / "profiled.py"
+    cell, profiled = CELLS[name], MAINTAIN / "profiled.py"
     command = [sys.executable, profiled, cell.first, *our_flags(cell, folder)]
     output = subprocess.run(
         [str(w) for w in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
@@ -398,16 +398,18 @@ def measure_gpu(name: str, repeats: int, folder: str) -> list[dict]:
 
     first, last, leanrl = ON_GPU[name]
     cell = replace(CELLS[name], first=first, last=last, threads=CELLS[name].num_envs)
-    speeds = {"--cuda-graphs": [], "--no-cuda-graphs": []}
+    script = f"{cell.flags.split()[0]}.py"
+    plain = (ROOT / "algos" / script).read_text().replace(WITHOUT_A_GPU, "if True:")
+    (Path(folder) / script).write_text(plain)
+    speeds = {"yes": [], "no": []}
     for _ in range(repeats):
-        for flag, runs in speeds.items():
-            its_cell = replace(cell, flags=f"{cell.flags} {flag}")
-            runs.append(run_ours(its_cell, folder, "cuda")["sps"])
+        for graphs, scripts in zip(speeds, (ROOT / "algos", Path(folder)), strict=True):
+            speeds[graphs].append(run_ours(cell, folder, "cuda", scripts)["sps"])
     envs, rows = measured_env_sps(cell), []
-    for flag, runs in speeds.items():
+    for graphs, runs in speeds.items():
         row = {
             "cell": name,
-            "cuda_graphs": "yes" if flag == "--cuda-graphs" else "no",
+            "cuda_graphs": graphs,
             "sps": round(statistics.median(runs)),
             "environments_alone": round(envs),
             "leanrl_h100": leanrl,
@@ -439,7 +441,7 @@ def measured_env_sps(cell: Cell) -> float:
 
     args = ppo.RunArgs(env_id=cell.env_id, num_envs=cell.num_envs, torch_threads=cell.threads)
     envs = ppo.make_envs(args, cell.num_envs)
-    envs.reset(seed=ppo.env_seeds(cell.num_envs, 1))
+    ppo.reset(envs, 1)
     actions, steps = envs.action_space.sample(), 0
     started = time.perf_counter()
     while time.perf_counter() - started < 2:
@@ -525,6 +527,7 @@ def parse_names(doc: str, names, without_any: str, repeats: int) -> tuple:
 
 
 def main():
+    os.environ["TQDM_DISABLE"] = "1"  # the scripts' progress would stand between the lines here
     names = [*CELLS, *SOLVES, "scaling", "profile", "gpu"]
     parser, args = parse_names(__doc__, names, "all but gpu", repeats=3)
     tasks, chosen = {**CELLS, **SOLVES}, args.names or names[:-1]

@@ -2,25 +2,31 @@
 
     python benchmarks/maintain/same_numbers.py --against HEAD~1     this tree beside a commit
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
+    python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
     python benchmarks/maintain/same_numbers.py --write FILE         the hashes of this tree alone
     python benchmarks/maintain/same_numbers.py --read FILE          this tree beside those of FILE
 
 Every table of benchmarks/*.toml and the defaults of every script run for a few thousand steps, with
-checkpoints on the way, then a few commands for what no table uses. Exit status: 0 if every hash is
-the same, 1 if not.
+checkpoints on the way, then a few commands for what no table uses. With --record, tables with equal
+hashes go into results/same-numbers.json with the SHA-256 of both scripts: report.py then lets seeds
+of the one join a cell of the other. Exit status: 0 if every hash is the same, 1 if not.
 """
 
 import argparse
+import hashlib
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "benchmarks" / "results" / "same-numbers.json"
 # lengths that learn and cross two checkpoints; td3 has an update to every step
 SHORT = {
     "ppo": "--total-timesteps 8192 --checkpoint-frequency 3000",
@@ -69,13 +75,27 @@ def commands(only: list[str]) -> dict[str, str]:
 
 
 def run_hash(tree: Path, command: str) -> str:
-    """The run hash of a command with the scripts of `tree`, or how it failed."""
+    """The run hash of a command with the scripts of `tree`."""
     script, *flags = command.split()
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, f"algos/{script}.py", *flags, *EVERY.split(), "--runs-dir", folder]
         done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
     found = re.search(r"^run hash +(\w+)$", done.stdout, re.MULTILINE)
-    return found[1] if found else f"failed: {done.stderr.strip().splitlines()[-1:]}"
+    return found[1] if found else sys.exit(f"{command}: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def sha256(tree: Path, command: str) -> str:
+    """Of the script of a command."""
+    return hashlib.sha256((tree / "algos" / f"{command.split()[0]}.py").read_bytes()).hexdigest()
+
+
+def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
+    """Keeps that two versions of a table's script have the same run hash."""
+    records = json.loads(path.read_text()) if path.exists() else []
+    new = {"name": name, "scripts": scripts, "first_is_of": commit}
+    new |= {"command": f"{command} {EVERY}", "run_hash": value}
+    records = [old for old in records if (old["name"], old["scripts"]) != (name, scripts)] + [new]
+    path.write_text(json.dumps(sorted(records, key=lambda x: x["name"]), indent=1) + "\n")
 
 
 def main():
@@ -84,19 +104,24 @@ def main():
     )
     parser.add_argument("names", nargs="*", help="e.g. lunarlander:ppo; none: all of them")
     parser.add_argument("--against", metavar="COMMIT", help="whose scripts and tables run first")
+    parser.add_argument("--record", action="store_true", help="keeps what is equal for report.py")
     parser.add_argument("--read", type=Path, metavar="FILE", help="hashes of an earlier --write")
     parser.add_argument("--write", type=Path, metavar="FILE", help="where the hashes go, as JSON")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default 2")
     options = parser.parse_args()
+    if options.record and not options.against:
+        parser.error("--record needs --against")
     wanted = commands(options.names)
+    here = {name: sha256(ROOT, command) for name, command in wanted.items()}
     before = json.loads(options.read.read_text()) if options.read else {}
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if options.against:
-            words = ["git", "worktree", "add", "--detach", folder, options.against]
-            subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+            words = ["git", "archive", options.against, "algos", "benchmarks"]
+            archive = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extractall(folder, filter="data")
             hashes = pool.map(lambda command: run_hash(Path(folder), command), wanted.values())
             before = dict(zip(wanted, hashes, strict=True))
-            subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
         hashes = pool.map(lambda command: run_hash(ROOT, command), wanted.values())
         found, different = {}, 0
         for name, value in zip(wanted, hashes, strict=True):
@@ -105,6 +130,11 @@ def main():
             if name in before:
                 verdict = "same" if value == before[name] else f"other, was {before[name][:16]}"
             different += verdict.startswith("other")
+            scripts = [sha256(Path(folder), wanted[name]), here[name]] if options.record else []
+            if verdict == "same" and len(set(scripts)) == 2 and name not in MORE:
+                words = ["git", "rev-parse", "--short", options.against]
+                commit = subprocess.check_output(words, cwd=ROOT, text=True).strip()
+                record(RECORDS, name, wanted[name], scripts, commit, value)
             print(f"{name:<28} {value[:16]}  {verdict}", flush=True)
     if options.write:
         options.write.write_text(json.dumps(found, indent=1) + "\n")

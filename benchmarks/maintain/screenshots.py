@@ -1,8 +1,8 @@
 """TensorBoard in a real browser, over short runs of all four scripts: `make screenshots`.
 
-    python benchmarks/screenshots.py                  pictures/scalars.png, pictures/hparams.png
-    python benchmarks/screenshots.py --folder OTHER   into another folder
-    python benchmarks/screenshots.py --short          after a thousand steps, to test this file
+    python benchmarks/maintain/screenshots.py           pictures/scalars.png, pictures/hparams.png
+    python benchmarks/maintain/screenshots.py --folder OTHER    into another folder
+    python benchmarks/maintain/screenshots.py --short   after a thousand steps, to test this file
 
 Trains into runs/screenshots/, unless that has the runs from the last time, opens the pages in a
 headless Chromium, waits until each shows every run and what else it should, and writes what is
@@ -23,7 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2)
 CARTPOLE = "--torch-threads 1 --eval-frequency 2000 --log-frequency 1000"
 RUNS = {  # script: flags, and those of a short run
@@ -156,6 +156,7 @@ def main():
         print("no screenshots: there is no chromium here (apt-get install chromium)")
         return
     options.folder.mkdir(exist_ok=True)
+    os.environ["TQDM_DISABLE"] = "1"  # eight trainings side by side
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         runs_dir = Path(temporary) if options.short else ROOT / "runs" / "screenshots"
         jobs = [(name, seed) for name in RUNS for seed in SEEDS]

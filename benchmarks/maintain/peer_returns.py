@@ -1,7 +1,7 @@
 """What Stable-Baselines3's A2C reaches on HalfCheetah-v5 with rl-zoo's settings for v3.
 
     make .venv-peers/installed
-    .venv-peers/bin/python benchmarks/peer_returns.py --seeds 5
+    .venv-peers/bin/python benchmarks/maintain/peer_returns.py --seeds 5
 
 Each seed, on one thread, ends as a row of results/peer-returns.csv: the greedy return, mean and
 standard deviation of ten episodes, and the mean of the last 100 training episodes.
@@ -12,7 +12,7 @@ import csv
 import os
 from pathlib import Path
 
-CSV = Path(__file__).parent / "results" / "peer-returns.csv"
+CSV = Path(__file__).resolve().parents[1] / "results" / "peer-returns.csv"
 ENV_ID, STEPS = "HalfCheetah-v5", 1_000_000
 COLUMNS = ("env", "library", "algo", "seed", "steps", "greedy", "std", "training")
 

@@ -1,8 +1,8 @@
 """Trained agents as animations for the README: `make animations`.
 
-    python benchmarks/animations.py                       both of them, into pictures/
-    python benchmarks/animations.py --only lunarlander    one of them
-    python benchmarks/animations.py --seconds 6           cut after so long [s]
+    python benchmarks/maintain/animations.py                       both of them, into pictures/
+    python benchmarks/maintain/animations.py --only lunarlander    one of them
+    python benchmarks/maintain/animations.py --seconds 6           cut after so long [s]
 
 Trains each with its config in benchmarks/, filming the greedy episode of the last evaluation,
 unless runs/pictures/ holds such a run. A film becomes a GIF of 200 columns with a palette of its
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import imageio_ffmpeg
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "pictures"
 ENVIRONMENTS = {"lunarlander": "LunarLander-v3", "halfcheetah": "HalfCheetah-v5"}
 FPS = 12.5
@@ -32,9 +32,9 @@ def film(config: str) -> Path | None:
     for folder in sorted(RUNS.glob(f"{ENVIRONMENTS[config]}/ppo/*"), reverse=True):
         if (folder / "result.json").exists():
             steps = json.loads((folder / "result.json").read_text())["steps"]
-            path = folder / "videos" / f"step-{steps}.mp4"
-            if path.exists():
-                return path
+            films = list((folder / "videos").glob(f"step-{steps}-*.mp4"))
+            if films:
+                return films[0]
     return None
 
 

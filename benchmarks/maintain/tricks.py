@@ -1,13 +1,14 @@
 """What each trick for speed is worth: a script beside its copy with plainer code in that place.
 
-    python benchmarks/tricks.py                            all, on a machine at rest
-    python benchmarks/tricks.py adam-fused --repeats 5
+    python benchmarks/maintain/tricks.py                            all, on a machine at rest
+    python benchmarks/maintain/tricks.py adam-fused --repeats 5
 
 Both train in turns, in a cell of speed.py. results/tricks.csv has the median over the repetitions
 of how many times as fast the script is as its plainer copy, the lowest and the highest, the
 microseconds per step that this is, and the seconds until the first update of both.
 """
 
+import os
 import shlex
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from speed import CELLS, RESULTS, ROOT, held_to, keep, parse_names, run_ours
 
 
@@ -40,48 +42,30 @@ class Trick:
         return source
 
 
-OUR_STEP = "num_envs, space, rows, final_obs = self.num_envs"
+OUR_STEP = "rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []"
 STEP_OF_GYMNASIUM = """obs, rewards, terminated, truncated, infos = super().step(actions)
         final_obs = {i: infos["final_obs"][i] for i in np.flatnonzero(terminated | truncated)}
-        return obs, rewards, terminated, truncated, {"final_obs": final_obs}
+        return obs, rewards, terminated, truncated, final_obs, [{}] * self.num_envs
         """
+IN_NUMPY = 'if self.sees_images or self.device.type != "cpu":'
 TRICKS = {
-    "dqn-acts-in-numpy": Trick("dqn-cartpole", {
-        'if self.sees_images or not self.in_numpy["trunk"].first.is_cpu:': "if True:",
+    "dqn-acts-in-numpy": Trick("dqn-cartpole", {IN_NUMPY: "if True:"}),
+    "ppo-acts-in-numpy": Trick("ppo-cartpole", {IN_NUMPY: "if True:"}),
+    "moments-looked-up-once": Trick("ppo-halfcheetah", {
+        "if self.version != self.var._version:": "if True:",
     }),
-    "ppo-acts-in-numpy": Trick("ppo-cartpole", {
-        "if self.sees_images or not self.policy_in_numpy.first.is_cpu:": "if True:",
-    }),
-    "moments-looked-up-once": Trick("ppo-halfcheetah", {"if key != self.key:": "if True:"}),
     "gradients-in-one-vector": Trick("ppo-cartpole", {
-        "[flatten(agent)], lr=args": "agent.parameters(), lr=args",
-        '(vector,) = optimizer.param_groups[0]["params"]  # all parameters: see flatten': "",
-        "vector.grad.zero_()\n": "optimizer.zero_grad()\n",
-        "clip_gradient(vector, args.max_grad_norm)":
-            "nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)",
-    }),
-    "gradient-clipped-at-once": Trick("ppo-cartpole", {
-        "vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)":
-            "nn.utils.clip_grad_norm_([vector], max_norm)",
+        "[Vector(agent)], lr=args": "agent.parameters(), lr=args",
+        "    clip_gradient(optimizer, args.max_grad_norm)":
+            "    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)",
     }),
     "adam-fused": Trick("td3-halfcheetah", {", fused=True": ""}),
     "optimizers-without-bookkeeping": Trick("ppo-cartpole", {
-        "            skip_compiler_import()\n": "",
+        "    skip_compiler_import()\n": "",
     }),
     "step-of-environments": Trick("dqn-cartpole", {OUR_STEP: STEP_OF_GYMNASIUM + OUR_STEP}),
-    "finite-by-a-sum-of-squares": Trick("dqn-cartpole", {
-        "not math.isfinite(np.vdot(x, x)) and ": "",
-    }),
     "channels-last": Trick("ppo-breakout", {
-        "torch.channels_last).div_(255)": "torch.contiguous_format).div_(255)",
-        ".contiguous(memory_format=torch.channels_last)": ".contiguous()",
-    }),
-    "minibatches-by-index-select": Trick("ppo-breakout", {
-        "tensor.index_select(0, indices)": "tensor[indices]",
-    }),
-    "freed-memory-kept": Trick("ppo-breakout", {"        keep_freed_memory()\n": "        pass\n"}),
-    "two-threads": Trick("td3-halfcheetah", {
-        "    torch.set_num_threads(args.torch_threads)": "    torch.set_num_threads(1)",
+        "torch.float32, memory_format=torch.channels_last": "torch.float32",
     }),
 }  # fmt: skip
 
@@ -113,6 +97,7 @@ def measure(name: str, repeats: int, folder: str) -> dict:
 
 
 def main():
+    os.environ["TQDM_DISABLE"] = "1"  # the scripts' progress would stand between the lines here
     _, args = parse_names(__doc__, TRICKS, "all", repeats=5)
     for name in args.names or TRICKS:
         with tempfile.TemporaryDirectory() as folder, held_to(CELLS[TRICKS[name].cell].threads):

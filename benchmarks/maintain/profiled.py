@@ -1,6 +1,6 @@
 """What the time of a training goes into, part by part.
 
-    python benchmarks/profiled.py 5000 ppo --env-id LunarLander-v3 --total-timesteps 50000
+    python benchmarks/maintain/profiled.py 5000 ppo --env-id LunarLander-v3 --total-timesteps 50000
 
 trains with algos/ppo.py and those flags. From step 5000 on it times what `train` calls, each part
 without the parts within it, and prints the microseconds per environment step:
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parents[1] / "algos"
+SCRIPTS = Path(__file__).resolve().parents[2] / "algos"
 PARTS = ("acting", "environments", "buffer", "batch", "update", "plumbing", "loop")
 
 
@@ -62,7 +62,8 @@ def profile(name: str, flags: list[str], first: int) -> dict:
     for owner in (getattr(script, "RolloutBuffer", None), getattr(script, "ReplayBuffer", None)):
         clock.time(owner, "add", "buffer")
         clock.time(owner, "sample", "buffer")
-    clock.time(script, "make_batch", "batch")
+    for function in ("make_batch", "rollout_batch"):
+        clock.time(script, function, "batch")
     clock.time(script, "update", "update")
     clock.time(script.Run, "step", "plumbing")
     clock.time(script.Run, "end_iteration", "plumbing")
@@ -76,7 +77,7 @@ def profile(name: str, flags: list[str], first: int) -> dict:
 
     script.Run.end_iteration = look
     sys.argv = [str(SCRIPTS / f"{name}.py"), *flags]
-    script.main()
+    script.main(name, script.RunArgs, script.make_agent, script.train, script.evaluation_policy)
     if len(points) < 2:
         sys.exit(f"profiled.py: the training ends before two points after step {first}")
     (step, start, before), (last, end, spent) = points
