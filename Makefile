@@ -3,7 +3,7 @@
 # make test-slow   runs the tests that `make test` leaves out: learning and long ones
 # make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
 # make bug-pictures  trains what the pictures of bugs/ lack, and draws them
-# make torture  tries thousands of senseless command lines and damaged files, and a hundred kills
+# make torture  tries thousands of senseless command lines and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 # make screenshots   photographs TensorBoard over short runs in a headless Chromium, into pictures/

@@ -174,9 +174,8 @@ def nature_convolutions(image_shape: tuple):
 
 
 def head(num_inputs: int, hidden_size: int, num_outputs: int):
-    return Layers(
-        nn.Linear(num_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, num_outputs)
-    )
+    first, last = nn.Linear(num_inputs, hidden_size), nn.Linear(hidden_size, num_outputs)
+    return Layers(first, nn.ReLU(), last)
 
 
 class QNetwork(nn.Module):
@@ -186,10 +185,9 @@ class QNetwork(nn.Module):
     the action less its mean over the actions, eq. 9 of arXiv 1511.06581, for each atom on its own.
     """
 
-    device = torch.device("cpu")  # until Run moves it
-
     def __init__(self, args: Args, obs_shape: tuple, num_actions: int):
         super().__init__()
+        self.device = torch.device("cpu")  # until Run moves it
         self.num_actions, self.n_atoms, self.dueling = num_actions, args.n_atoms, args.dueling
         self.sees_images, self.bf16 = len(obs_shape) == 3, args.bf16
         if self.sees_images:
@@ -394,7 +392,8 @@ def q_loss(q_network, target_q_network, batch, args):
         next_logits = next_logits[rows, next_actions]  # (batch, atoms): of the best actions alone
         rewards, discounts, terminated = batch["rewards"], batch["discounts"], batch["terminated"]
         if args.n_atoms == 1:
-            target = td_target(rewards, discounts, terminated, next_logits.squeeze(1))  # (batch,)
+            next_values = q_network.q_values(next_logits[:, None]).squeeze(1)  # (batch,)
+            target = td_target(rewards, discounts, terminated, next_values)
         else:
             next_probs = torch.softmax(next_logits, dim=1)
             target = project_categorical(
@@ -403,7 +402,7 @@ def q_loss(q_network, target_q_network, batch, args):
 
     taken_logits = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
     if args.n_atoms == 1:
-        q_values = taken_logits.squeeze(1)
+        q_values = q_network.q_values(taken_logits[:, None]).squeeze(1)
         assert q_values.shape == target.shape, (q_values.shape, target.shape)
         loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
         loss = loss_function(q_values, target)
@@ -565,17 +564,17 @@ def parse_args(name: str, args_class, argv: list[str]):
     """The command line, over a table of a config file or over the arguments of a saved run."""
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = tyro.cli(args_class, args=argv, description=about)
-    saved, folder = {}, args.resume or args.evaluate
+    saved, folder = {}, args.evaluate if args.resume is None else args.resume
     try:
-        if args.config:
+        if args.config is not None:
             pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
             path, suffix, table = re.fullmatch(pattern, args.config).groups()
             parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
             saved = tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
-        elif folder:
+        elif folder is not None:
             about = json.loads(Path(folder, "args.json").read_text("utf-8"))
             saved = about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         fail(f"{args.config or folder}: {type(error).__name__}: {error}")
     if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
@@ -729,7 +728,7 @@ class Run:
         agent = make_agent(args, self.obs_space, self.envs.single_action_space)
         self.agent, agent.device = agent.to(self.device), self.device
         path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
-        if path and not args.resume:
+        if path is not None and not args.resume:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
                     agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
@@ -745,20 +744,19 @@ class Run:
         new = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
         parent = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), name)
         self.folder = Path(args.resume or args.evaluate or parent / new)
-        self.folder.mkdir(parents=True, exist_ok=self.folder.name != new)
+        self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
 
     def start(self, **parts):
         """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
-            path = self.folder / "checkpoint.pt"
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
             for name, part in parts.items():
-                part.load_state_dict(checkpoint["parts"][name])
-            self.rng.bit_generator.state = checkpoint["rng"]
-            torch.set_rng_state(checkpoint["torch_rng"])
-            self.step_count = checkpoint["step"]
-            self.started -= checkpoint["seconds"]
+                part.load_state_dict(saved["parts"][name])
+            self.rng.bit_generator.state = saved["rng"]
+            torch.set_rng_state(saved["torch_rng"])
+            self.step_count = saved["step"]
+            self.started -= saved["seconds"]
             # TensorBoard drops what the process that was killed logged after its checkpoint
             self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
         else:
@@ -773,9 +771,9 @@ class Run:
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
-        self.last_step = self.step_count
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step_count, unit=" steps")
-        return self.step_count, reset(self.envs, args.seed, self.step_count)
+        self.last_step = step = self.step_count
+        self.bar = tqdm(total=args.total_timesteps, initial=step, unit=" steps", leave=False)
+        return step, reset(self.envs, args.seed, step)
 
     def step(self, actions):
         """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.

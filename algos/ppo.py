@@ -209,10 +209,9 @@ class Agent(nn.Module):
     between a dimension's bounds, 1 the upper one; without bounds, in the environment's own units.
     """
 
-    device = torch.device("cpu")  # until Run moves it
-
     def __init__(self, args: Args, obs_space, action_space):
         super().__init__()
+        self.device = torch.device("cpu")  # until Run moves it
         self.discrete = isinstance(action_space, gym.spaces.Discrete)
         self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
         num_outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
@@ -503,8 +502,9 @@ def update(learn, batch, args, clip_coef, rng):
 
 
 def make_agent(args, obs_space, action_space, agent_class=Agent):
-    if not isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box):
-        fail(f"ppo takes Discrete and Box action spaces, not {action_space}")
+    real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+    if not real and not isinstance(action_space, gym.spaces.Discrete):
+        fail(f"ppo takes Discrete and real-valued Box action spaces, not {action_space}")
     return agent_class(args, obs_space, action_space)
 
 
@@ -613,17 +613,17 @@ def parse_args(name: str, args_class, argv: list[str]):
     """The command line, over a table of a config file or over the arguments of a saved run."""
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = tyro.cli(args_class, args=argv, description=about)
-    saved, folder = {}, args.resume or args.evaluate
+    saved, folder = {}, args.evaluate if args.resume is None else args.resume
     try:
-        if args.config:
+        if args.config is not None:
             pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
             path, suffix, table = re.fullmatch(pattern, args.config).groups()
             parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
             saved = tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
-        elif folder:
+        elif folder is not None:
             about = json.loads(Path(folder, "args.json").read_text("utf-8"))
             saved = about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         fail(f"{args.config or folder}: {type(error).__name__}: {error}")
     if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
@@ -777,7 +777,7 @@ class Run:
         agent = make_agent(args, self.obs_space, self.envs.single_action_space)
         self.agent, agent.device = agent.to(self.device), self.device
         path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
-        if path and not args.resume:
+        if path is not None and not args.resume:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
                     agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
@@ -793,20 +793,19 @@ class Run:
         new = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
         parent = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), name)
         self.folder = Path(args.resume or args.evaluate or parent / new)
-        self.folder.mkdir(parents=True, exist_ok=self.folder.name != new)
+        self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
 
     def start(self, **parts):
         """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
-            path = self.folder / "checkpoint.pt"
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
             for name, part in parts.items():
-                part.load_state_dict(checkpoint["parts"][name])
-            self.rng.bit_generator.state = checkpoint["rng"]
-            torch.set_rng_state(checkpoint["torch_rng"])
-            self.step_count = checkpoint["step"]
-            self.started -= checkpoint["seconds"]
+                part.load_state_dict(saved["parts"][name])
+            self.rng.bit_generator.state = saved["rng"]
+            torch.set_rng_state(saved["torch_rng"])
+            self.step_count = saved["step"]
+            self.started -= saved["seconds"]
             # TensorBoard drops what the process that was killed logged after its checkpoint
             self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
         else:
@@ -821,9 +820,9 @@ class Run:
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
-        self.last_step = self.step_count
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step_count, unit=" steps")
-        return self.step_count, reset(self.envs, args.seed, self.step_count)
+        self.last_step = step = self.step_count
+        self.bar = tqdm(total=args.total_timesteps, initial=step, unit=" steps", leave=False)
+        return step, reset(self.envs, args.seed, step)
 
     def step(self, actions):
         """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.

@@ -1,5 +1,6 @@
 """What all tests share: the scripts as modules and as commands, and small environments."""
 
+import itertools
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,36 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side: threads would wai
 os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
 sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
+NUMBERS = itertools.count()  # so that runs that begin in the same second have folders of their own
+
+
+def env_seeds(n: int, *entropy: int) -> list[int]:
+    """What the scripts should seed n environments with, written down once more."""
+    return [int(s) >> 1 for s in np.random.SeedSequence(entropy).generate_state(n)]
+
+
+def new_run(module, **settings):
+    """A run of a script, in this process; below ./runs, which is in `tmp_path`."""
+    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("runs").resolve())}
+    args = module.RunArgs(**own | settings)
+    return module.Run(module.__name__, args, module.make_agent, module.evaluation_policy)
+
+
+def train(module, **settings):
+    """The same, trained."""
+    run = new_run(module, **settings)
+    module.train(run.args, run)
+    return run
+
+
+def parse(module, argv):
+    """The arguments of a command line."""
+    return module.parse_args(module.__name__, module.RunArgs, [str(word) for word in argv])
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 class Result:
@@ -69,17 +101,13 @@ def script(server, tmp_path, tmp_path_factory):
 
 
 def scalars(folder: Path) -> dict:
-    """Every scalar of a run folder, {(tag, step): [values]}, but for the speed."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    """Every scalar of a run folder, as TensorBoard shows it: {(tag, step): [values]}; no speed."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        for event in EventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                group = value.tag.split("/")[0]
-                if group in ("charts", "losses", "eval") and value.tag != "charts/SPS":
-                    number = value.tensor.float_val[0]
-                    found.setdefault((value.tag, event.step), []).append(number)
+    events, found = EventAccumulator(str(folder), {"scalars": 0}).Reload(), {}
+    for tag in set(events.Tags()["scalars"]) - {"charts/SPS"}:
+        for event in events.Scalars(tag):
+            found.setdefault((tag, event.step), []).append(event.value)
     return found
 
 
@@ -87,35 +115,6 @@ def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
     return found
-
-
-COUNTS = {}  # {what: {script: [how often it was so, of how many]}}, in the process that prints
-
-
-@pytest.fixture
-def count(request):
-    """count("files refused", "ppo", True): `make torture` prints the sums over all tests."""
-    counts = []
-    yield lambda *words: counts.append(words)
-    request.node.user_properties.append(("counts", counts))
-
-
-def pytest_runtest_logreport(report):
-    if report.when == "teardown":
-        for what, name, it_was_so in dict(report.user_properties).get("counts", []):
-            pair = COUNTS.setdefault(what, {}).setdefault(name, [0, 0])
-            pair[0] += it_was_so
-            pair[1] += 1
-
-
-def pytest_terminal_summary(terminalreporter):
-    if "TORTURE" not in os.environ:
-        return
-    terminalreporter.section(f"torture with seed {os.environ['TORTURE']}")
-    for what, pairs in sorted(COUNTS.items()):
-        parts = ", ".join(f"{name} {hits} of {n}" for name, (hits, n) in sorted(pairs.items()))
-        hits, n = (sum(column) for column in zip(*pairs.values(), strict=True))
-        terminalreporter.write_line(f"{what}: {hits} of {n} ({parts})")
 
 
 def hash_of_parameters(module) -> list:

@@ -101,20 +101,6 @@ class Mixed(Clock):
         return super().step(action)
 
 
-class Narrow(Clock):
-    """Actions of a narrow type, which begin below 0."""
-
-    action_space = Discrete(3, start=-2, dtype=np.int32)
-
-    def step(self, action):
-        assert action in self.action_space, action
-        return super().step(action)
-
-
-class NarrowFrom0(Narrow):
-    action_space = Discrete(3, dtype=np.uint8)
-
-
 class Global(Clock):
     """Rewards from the generators of Python and NumPy that a whole process shares."""
 
@@ -123,12 +109,10 @@ class Global(Clock):
         return obs, random.random() + np.random.random(), terminated, truncated, info
 
 
-class Rich(Clock):
-    """Rewards of 10."""
+class GlobalBox(Global):
+    """The same with continuous actions."""
 
-    def step(self, action):
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, 10.0, terminated, truncated, info
+    action_space = Box(-1, 1, (1,), np.float32)
 
 
 class Uneven(Clock):
@@ -138,62 +122,6 @@ class Uneven(Clock):
         result = super().reset(seed=seed)
         self.length = int(self.np_random.integers(3, 30))
         return result
-
-
-class Failing(Clock):
-    """Out of order in one of several ways, after `good_steps` of every instance but the first ones.
-
-    `spared` instances of a process work, so that training can go well and its evaluation fail.
-    """
-
-    instances = 0
-
-    def __init__(self, how, good_steps=20, spared=0):
-        super().__init__()
-        Failing.instances += 1
-        self.how, self.steps = how, 0
-        self.good_steps = good_steps if Failing.instances > spared else np.inf
-        if how == "make" and Failing.instances > spared:
-            raise RuntimeError("out of order")
-
-    def reset(self, *, seed=None, options=None):
-        if self.how == "reset" and self.steps >= self.good_steps:
-            raise RuntimeError("out of order")
-        obs, info = super().reset(seed=seed)
-        return (obs * np.nan if self.how == "first" and self.good_steps < np.inf else obs), info
-
-    def step(self, action):
-        self.steps += 1
-        obs, reward, terminated, truncated, info = super().step(action)
-        if self.steps > self.good_steps:
-            if self.how == "raises":
-                raise RuntimeError("out of order")
-            if self.how == "reward":
-                reward = np.nan
-            if self.how == "observation":
-                obs = np.float32([np.inf])
-            if self.how == "shape" or (self.how == "last" and truncated):
-                obs = np.zeros(3, np.float32)
-        return obs, reward, terminated, truncated, info
-
-    def close(self):
-        if self.how == "close":
-            raise RuntimeError("out of order")
-
-
-class FailingBox(Failing):
-    """The same with continuous actions."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
-
-
-class Undrawable(Clock):
-    def __init__(self, render_mode=None):
-        super().__init__()
-        self.metadata, self.render_mode = {"render_modes": ["rgb_array"]}, render_mode
-
-    def render(self):
-        raise RuntimeError("out of paint")
 
 
 class Picture(Clock):
@@ -208,31 +136,8 @@ class Picture(Clock):
         return np.uint8(rows + 2 * columns + (3 * channels[0] if channels else 0) + self.time)
 
 
-class Mask(Clock):
-    """An image of 0 and 1: the pixels where row plus column is even."""
-
-    observation_space = Box(0, 1, (37, 41), np.uint8)
-
-    def observe(self):
-        return np.uint8((np.indices((37, 41)).sum(axis=0) + 1) % 2)
-
-
 class ManyActions(Clock):
     action_space = MultiDiscrete([2, 3])
-
-
-class WholeActions(Clock):
-    action_space = Box(0, 10, (2,), np.int32)
-
-
-class Precise(Clock):
-    """Float32 rounds both bounds outwards. Actions outside end the run."""
-
-    action_space = Box(-0.1, 0.1, (1,), np.float64)
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        return super().step(action)
 
 
 class Sentence(Clock):
@@ -258,12 +163,6 @@ class Timeless(Clock):
 
     def __init__(self):
         super().__init__(length=np.inf)
-
-
-class Coarse(Precise):
-    """Actions of float16."""
-
-    action_space = Box(-0.1, 0.1, (1,), np.float16)
 
 
 class Telling(Clock):
@@ -296,15 +195,6 @@ class HalfOpen(Clock):
     action_space = Box(0, np.finfo(np.float32).max, (1,), np.float32)
 
 
-class Unseen(Clock):
-    """Observations of no size."""
-
-    observation_space = Box(0, 1, (0,), np.float32)
-
-    def observe(self):
-        return np.zeros(0, np.float32)
-
-
 class Reusing(Clock):
     """Every observation is the same array, written over."""
 
@@ -333,13 +223,9 @@ register("Target-v0", Target)
 register("Broken-v0", Broken)
 register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
-register("Narrow-v0", Narrow)
-register("NarrowFrom0-v0", NarrowFrom0)
 register("Global-v0", Global)
+register("GlobalBox-v0", GlobalBox)
 register("ManyActions-v0", ManyActions)
-register("WholeActions-v0", WholeActions)
-register("Precise-v0", Precise)
-register("Coarse-v0", Coarse)
 register("Telling-v0", Telling)
 register("Reusing-v0", Reusing)
 register("Sentence-v0", Sentence)
@@ -347,22 +233,9 @@ register("Bytes-v0", Bytes)
 register("Timeless-v0", Timeless)
 register("Scalar-v0", Scalar)
 register("HalfOpen-v0", HalfOpen)
-register("Unseen-v0", Unseen)
-register("Rich-v0", Rich)
 register("Uneven-v0", Uneven)
-register("Undrawable-v0", Undrawable)
-hows = ("make", "first", "raises", "shape", "reset", "observation", "reward", "last", "close")
-for how in hows:
-    register(f"Failing-{how}-v0", Failing, kwargs={"how": how})
-    register(f"FailingBox-{how}-v0", FailingBox, kwargs={"how": how})
-    later = {"how": how, "good_steps": 2, "spared": 2}
-    register(f"FailingLater-{how}-v0", Failing, kwargs=later)
-    register(f"FailingLaterBox-{how}-v0", FailingBox, kwargs=later)
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
-register("Grey-v0", Picture, kwargs={"shape": (37, 41)})
-register("UprightGrey-v0", Picture, kwargs={"shape": (41, 37)})
 register("FourChannels-v0", Picture, kwargs={"shape": (37, 41, 4)})
-register("Mask-v0", Mask)
 register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"

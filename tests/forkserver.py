@@ -24,6 +24,7 @@ def run(command, cwd, out, err, **_) -> int:
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv, status = command, 0
+    sys.path[0] = os.path.dirname(command[0])  # as Python does
     try:
         runpy.run_path(command[0], run_name="__main__")
     except SystemExit as exit:

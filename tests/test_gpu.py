@@ -7,6 +7,7 @@ import ppo
 import pytest
 import td3
 import torch
+from conftest import new_run, train
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,20 +28,19 @@ RUNS = {
 }
 
 
-def final_hash(script, runs_dir, **settings):
-    run = script.Run(script.RunArgs(runs_dir=str(runs_dir), device="cuda", **settings))
-    agent = script.train(run.args, run)
-    run.finish()
-    return script.run_hash(agent), run
+def final_hash(script, **settings):
+    run = train(script, device="cuda", **settings)
+    return script.run_hash(run.agent), run
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", RUNS)
-def test_cuda_graphs_learn_what_plain_calls_do(name, tmp_path):
+def test_cuda_graphs_learn_what_plain_calls_do(name, monkeypatch):
     script = importlib.import_module(name.split()[0])
-    recorded, _ = final_hash(script, tmp_path, **RUNS[name])
-    plain, _ = final_hash(script, tmp_path, **RUNS[name], cuda_graphs=False)
-    untrained, _ = final_hash(script, tmp_path, **RUNS[name] | dict(learning_rate=1e-30))
+    recorded, _ = final_hash(script, **RUNS[name])
+    untrained, _ = final_hash(script, **RUNS[name] | dict(learning_rate=1e-30))
+    monkeypatch.setattr(script.Run, "recorded", lambda self, function, *optimizers: function)
+    plain, _ = final_hash(script, **RUNS[name])
     assert recorded == plain != untrained
 
 
@@ -48,41 +48,50 @@ def test_cuda_graphs_learn_what_plain_calls_do(name, tmp_path):
 def test_a_recorded_function_follows_its_inputs_and_what_changes_in_place():
     weight, calls = torch.tensor([2.0, 3.0, 5.0], device="cuda"), []
 
-    def function(batch, negate: bool):
+    def function(batch, negate: bool, factor: float):
         calls.append(negate)
-        y = (batch["x"] * weight).sum(dim=1)
+        y = factor * (batch["x"] * weight).sum(dim=1)
         return {"y": -y if negate else y}
 
-    recorded, rng = ppo.Recorded(function), np.random.default_rng(0)
-    for _ in range(5):
+    recorded = new_run(ppo, device="cuda").recorded(function)
+    rng = np.random.default_rng(0)
+    for i in range(5):
         for size in (2, 7):
             for negate in (False, True):
                 x = torch.as_tensor(rng.standard_normal((size, 3), np.float32), device="cuda")
-                expected = (-1 if negate else 1) * (x * weight).sum(dim=1)
-                y = recorded({"x": x}, negate)["y"]
-                torch.testing.assert_close(y, expected)
+                expected = (-i if negate else i) * (x * weight).sum(dim=1)
+                torch.testing.assert_close(recorded({"x": x}, negate, float(i))["y"], expected)
         weight.mul_(1.5)
     assert len(calls) == 8  # each of the four once plainly, once while it was recorded
 
 
 @needs_cuda
-def test_a_resumed_run_on_a_gpu_is_the_run_that_was_not_stopped(tmp_path):
-    settings = RUNS["td3"] | dict(checkpoint_frequency=75, keep_replay=True)
-    whole, _ = final_hash(td3, tmp_path, **settings)
-    _, run = final_hash(td3, tmp_path, **settings | dict(total_timesteps=75))
-    resumed, _ = final_hash(td3, tmp_path, **settings, resume=str(run.folder))
+def test_a_recorded_step_follows_the_learning_rate():
+    p = torch.nn.Parameter(torch.zeros(3, device="cuda"))
+    optimizer = torch.optim.Adam([p], lr=0.5, fused=True)
+
+    def step(gradient):
+        p.grad = gradient
+        optimizer.step()
+
+    recorded = new_run(ppo, device="cuda").recorded(step, optimizer)
+    gradient = torch.ones(3, device="cuda")
+    for rate in (0.5, 0.25, 0.0, 1.0):
+        before, optimizer.param_groups[0]["lr"] = p.detach().clone(), rate
+        recorded(gradient)  # with a gradient that stays, Adam's step is the learning rate
+        torch.testing.assert_close(before - p, torch.full_like(p, rate))
+
+
+@needs_cuda
+def test_a_resumed_run_on_a_gpu_is_the_run_that_was_not_stopped():
+    settings = RUNS["td3"] | dict(checkpoint_frequency=75)
+    whole, _ = final_hash(td3, **settings)
+    _, run = final_hash(td3, **settings | dict(total_timesteps=75))
+    resumed, _ = final_hash(td3, **settings, resume=str(run.folder))
     assert resumed == whole
 
 
-def test_a_learning_rate_that_is_a_tensor_stays_the_one_that_was_recorded():
-    rate = torch.tensor(0.5)
-    optimizer = torch.optim.Adam([torch.zeros(3)], lr=rate, capturable=True)
-    ppo.set_learning_rate(optimizer, 0.25)
-    assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.25
-
-
-def test_on_a_cpu_functions_are_called_as_they_are(tmp_path):
-    run = ppo.Run(ppo.RunArgs(runs_dir=str(tmp_path), device="cpu"))
+def test_on_a_cpu_functions_are_called_as_they_are():
+    run = new_run(ppo, device="cpu")
     optimizer = torch.optim.Adam([torch.zeros(3)], lr=0.5)
     assert run.recorded(len, optimizer) is len and optimizer.param_groups[0]["lr"] == 0.5
-    run.envs.close()

@@ -17,9 +17,8 @@ SHORT = {
     "a2c": "--total-timesteps 2000",
     "dqn": "--total-timesteps 2000 --gradient-steps 1",
     "td3": "--env-id Pendulum-v1 --total-timesteps 600 --learning-starts 200 --batch-size 16 "
-    "--hidden-sizes 16 16 --torch-threads 1",
+    "--hidden-sizes 16 16",
 }
-TEXTS = {"parameters/text_summary", "command/text_summary"}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def wait_for(condition):
         time.sleep(0.1)
 
 
-def test_its_pages_get_the_curves_the_hyperparameters_and_the_texts(ask, runs):
+def test_its_pages_get_the_curves_and_the_hyperparameters(ask, runs):
     # runs by environment and algorithm; every curve, to the last digit of float32
     names = {name: f"{path.parents[1].name}/{name}/{path.name}" for name, path in runs.items()}
     assert sorted(runs) == SCRIPTS and names["td3"].startswith("Pendulum-v1/td3/1-")
@@ -94,7 +93,7 @@ def test_its_pages_get_the_curves_the_hyperparameters_and_the_texts(ask, runs):
     assert metric in [info["name"] for info in experiment["metricInfos"]]
     request = {
         "experimentName": "",
-        "allowedStatuses": ["STATUS_SUCCESS"],
+        "allowedStatuses": [f"STATUS_{x}" for x in ("UNKNOWN", "SUCCESS", "FAILURE", "RUNNING")],
         "colParams": [{"metric": metric, "order": "ORDER_DESC"}],
         "startIndex": 0,
         "sliceSize": 100,
@@ -114,12 +113,3 @@ def test_its_pages_get_the_curves_the_hyperparameters_and_the_texts(ask, runs):
         assert value["trainingStep"] == result["steps"]
         assert value["value"] == pytest.approx(result["eval_return_mean"])
     assert returns == sorted(returns, reverse=True)
-
-    # the texts
-    texts = ask("text/tags")
-    for name, run in names.items():
-        assert set(texts[run]) == TEXTS
-        (command,) = ask("text/text", run=run, tag="command/text_summary")
-        assert f"{name}.py" in command["text"] and "--eval-frequency 500" in command["text"]
-        (table,) = ask("text/text", run=run, tag="parameters/text_summary")
-        assert "<table>" in table["text"] and "<td>all</td>" in table["text"]

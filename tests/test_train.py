@@ -1,0 +1,616 @@
+"""What the train functions do with their parts: what they call, with which values, in which order.
+
+The formulas have tests of their own. Here every script trains for a few steps, in environments
+whose rewards are known, while spies look on; what they saw is compared with numbers worked out by
+hand.
+"""
+
+import inspect
+import random
+import time
+
+import a2c
+import dqn
+import gymnasium as gym
+import numpy as np
+import ppo
+import pytest
+import td3
+import torch
+from conftest import env_seeds, hand_stepped, new_run, scalars, train
+from gymnasium.spaces import Box, Discrete
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+REWARDS = np.array([10.0, -5.0, 0.0])
+
+
+class Known(gym.Env):
+    """Episodes of 3, 4 or 5 steps: the first are cut by time, the second end, the third do both.
+
+    The observation is the time and the length, which also say the reward: REWARDS[time % 3].
+    """
+
+    observation_space = Box(0, 5, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.length = 0, int(self.np_random.integers(3, 6))
+        return np.float32([0, self.length]), {}
+
+    def step(self, action):
+        reward = REWARDS[self.time % 3]
+        self.time += 1
+        over = self.time == self.length
+        ends = over and self.length > 3, over and self.length != 4
+        return np.float32([self.time, self.length]), reward, *ends, {"action": action}
+
+
+class KnownBox(Known):
+    """The same with a continuous action, within lopsided bounds."""
+
+    action_space = Box(10, 1000, (1,), np.float32)
+
+
+class Match(gym.Env):
+    """One step: reward 1 for the action that the observation shows."""
+
+    observation_space = Box(0, 1, (3,), np.float32)
+    action_space = Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.shown = int(self.np_random.integers(3))
+        return np.eye(3, dtype=np.float32)[self.shown], {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), float(action == self.shown), True, False, {}
+
+
+for environment in (Known, KnownBox, Match):
+    gym.register(f"{environment.__name__}-v0", environment)
+
+SMALL = {
+    ppo: dict(num_steps=5, num_minibatches=1, update_epochs=2, hidden_size=8),
+    a2c: dict(num_steps=5, hidden_size=8),
+    dqn: dict(
+        train_frequency=10, gradient_steps=2, learning_starts=20, batch_size=7, hidden_sizes=(8, 8)
+    ),
+    td3: dict(learning_starts=20, batch_size=7, hidden_sizes=(8, 8), env_id="KnownBox-v0"),
+}
+ALL = pytest.mark.parametrize("script", SMALL, ids=lambda script: script.__name__)
+ON_POLICY = pytest.mark.parametrize("script", [ppo, a2c], ids=["ppo", "a2c"])
+CLIPPING = pytest.mark.parametrize("script", [ppo, a2c, dqn], ids=["ppo", "a2c", "dqn"])
+
+
+def small(script, **settings):
+    """A run of 80 steps, 10 to a rollout, in two environments."""
+    sizes = dict(env_id="Known-v0", num_envs=2, total_timesteps=80, log_frequency=1)
+    return new_run(script, **{**sizes, **SMALL[script], **settings})
+
+
+def trained(script, **settings):
+    run = small(script, **settings)
+    script.train(run.args, run)
+    return run
+
+
+def calls(monkeypatch, owner, name) -> list:
+    """Of every call of owner.name from now on the arguments, by name."""
+    seen, original = [], getattr(owner, name)
+    signature = inspect.signature(original)
+
+    def spied(*inputs, **keywords):
+        seen.append(signature.bind(*inputs, **keywords).arguments)
+        return original(*inputs, **keywords)
+
+    monkeypatch.setattr(owner, name, spied)
+    return seen
+
+
+def buffer_of(script):
+    return script.RolloutBuffer if script in (ppo, a2c) else script.ReplayBuffer
+
+
+def curves(run) -> dict:
+    """{tag: {step: value}} of what a run logged."""
+    run.writer.flush()
+    found = {}
+    for (tag, step), (value,) in scalars(run.folder).items():
+        found.setdefault(tag, {})[step] = value
+    return found
+
+
+def rewards_of(obs):
+    """What Known gives for an action in `obs`, (batch, 2)."""
+    return REWARDS[obs[:, 0].astype(int) % 3]
+
+
+# --- what is collected ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script, env_id",
+    [
+        (ppo, "CartPole-v1"),
+        (ppo, "environments:ShortCartPole-v0"),
+        (ppo, "environments:ShortPendulum-v0"),
+        (a2c, "environments:ShortCartPole-v0"),
+        (a2c, "environments:ShortPendulum-v0"),
+        (dqn, "environments:ShortCartPole-v0"),
+        (td3, "environments:ShortPendulum-v0"),
+    ],
+)
+def test_what_the_buffer_holds_is_what_single_environments_do(monkeypatch, script, env_id):
+    rows = calls(monkeypatch, buffer_of(script), "add")
+    settings = SMALL[script] | dict(env_id=env_id, num_envs=3, total_timesteps=120, seed=5)
+    if script is dqn:
+        settings["train_frequency"] = 15
+    agent = train(script, **settings).agent
+    assert len(rows) == 40
+    to_env = (lambda actions: actions) if script is dqn else agent.to_env
+    ends = 0
+    for env, seed in enumerate(env_seeds(3, 5, 0)):
+        by_hand = list(hand_stepped(env_id, seed, [to_env(row["actions"])[env] for row in rows]))
+        for t, (obs, reward, terminated, truncated, next_obs) in enumerate(by_hand):
+            row = {name: x[env] for name, x in rows[t].items() if name != "self"}
+            np.testing.assert_array_equal(row["obs"], obs)
+            assert row["rewards"] == np.float32(reward) and row["terminated"] == terminated
+            assert row.get("truncated", truncated) == truncated  # td3 keeps none
+            name = "next_obs" if script is td3 else "successors"
+            np.testing.assert_array_equal(row[name], next_obs)
+            if script is dqn and t + 1 < len(rows):
+                np.testing.assert_array_equal(row["next_obs"], by_hand[t + 1][0])
+            ends += terminated or truncated
+    assert ends >= 3
+
+
+@pytest.mark.parametrize("clip_reward", [False, True])
+@CLIPPING
+def test_rewards_are_clipped_before_they_are_stored(monkeypatch, script, clip_reward):
+    rows = calls(monkeypatch, buffer_of(script), "add")
+    trained(script, clip_reward=clip_reward)
+    for row in rows:
+        rewards = rewards_of(row["obs"])
+        np.testing.assert_array_equal(row["rewards"], np.sign(rewards) if clip_reward else rewards)
+
+
+@ALL
+def test_the_curves_show_whole_episodes_and_whole_rewards(monkeypatch, script):
+    """Also where rewards are clipped for learning; episodes that a checkpoint cuts do not count."""
+    rows = calls(monkeypatch, buffer_of(script), "add")
+    settings = {} if script is td3 else {"clip_reward": True}
+    run = trained(script, log_frequency=20, checkpoint_frequency=40, **settings)
+    points, finished, running = {}, [], [[], []]
+    for t, row in enumerate(rows, start=1):
+        for env, reward in enumerate(rewards_of(row["obs"])):
+            running[env].append(reward)
+            time, length = row["obs"][env]
+            if time == length - 1:
+                finished.append((sum(running[env]), len(running[env])))
+                running[env] = []
+        if 2 * t % 40 == 0:
+            running = [[], []]
+        if 2 * t % 20 == 0:
+            points[2 * t] = np.mean(finished, axis=0)
+            finished = []
+    for place, name in enumerate(("charts/episodic_return", "charts/episodic_length")):
+        by_hand = {step: both[place] for step, both in points.items()}
+        assert curves(run)[name] == pytest.approx(by_hand)
+
+
+@ALL
+def test_a_checkpoint_ends_all_episodes(monkeypatch, script):
+    """Which is due after 35 steps, rounded up to whole rollouts: 40. New seeds follow from it."""
+    rows = calls(monkeypatch, buffer_of(script), "add")
+    run = trained(script, checkpoint_frequency=35 if script is not td3 else 40)
+    env = gym.make(run.args.env_id)
+    for t, row in enumerate(rows, start=1):
+        time, length = row["obs"].T
+        if "truncated" in row:  # td3 keeps none
+            ended, terminated = time == length - 1, (time == length - 1) & (length > 3)
+            cut = ~terminated if t in (20, 40) else ended & (length != 4)
+            np.testing.assert_array_equal(row["terminated"], terminated)
+            np.testing.assert_array_equal(row["truncated"], cut)
+        if t in (1, 21):
+            seeds = env_seeds(2, 1, 2 * (t - 1))
+            np.testing.assert_array_equal(row["obs"], [env.reset(seed=s)[0] for s in seeds])
+
+
+def test_every_environment_and_every_stretch_has_seeds_of_its_own():
+    class Asked(ppo.SyncEnvs):
+        def __init__(self):
+            self.num_envs = 5
+
+        def reset(self, seed):
+            return (seed,)
+
+    envs = Asked()
+    seeds = [seed for step in (0, 30, 60) for seed in ppo.reset(envs, 1, step)]
+    seeds += ppo.reset(envs, 1, 0, 1) + ppo.reset(envs, 2, 0)  # evaluation; another run
+    assert len(set(seeds)) == 25 and seeds[:5] == env_seeds(5, 1, 0)
+
+
+@pytest.mark.parametrize("env_id", ["Known-v0", "KnownBox-v0"])
+@ON_POLICY
+def test_actions_are_drawn_while_it_trains(monkeypatch, script, env_id):
+    rows = calls(monkeypatch, script.RolloutBuffer, "add")
+    trained(script, env_id=env_id, learning_rate=0.0)
+    actions = np.concatenate([row["actions"] for row in rows])
+    if env_id == "Known-v0":
+        assert 20 < actions.sum() < 60
+    else:
+        assert len(np.unique(actions)) == 80 and 0.7 < actions.std() < 1.3
+
+
+@ALL
+def test_what_the_environments_say_can_be_read_in_train(monkeypatch, script):
+    said, step = [], script.Run.step
+
+    def look(run, actions):
+        result = step(run, actions)
+        said.append((actions.tolist(), [info["action"] for info in run.infos]))
+        return result
+
+    monkeypatch.setattr(script.Run, "step", look)
+    trained(script)
+    assert all(np.array_equal(np.ravel(told), np.ravel(sent)) for sent, told in said)
+
+
+# --- what is learned from it ----------------------------------------------------------------------
+
+
+@ON_POLICY
+def test_rewards_are_scaled_by_the_returns_since_each_episode_began(monkeypatch, script):
+    """The running returns go on from rollout to rollout, and begin anew with every episode."""
+    rows = calls(monkeypatch, script.RolloutBuffer, "add")
+    used = calls(monkeypatch, script, "gae")
+    run = trained(script, norm_reward=True, gamma=0.9, checkpoint_frequency=40)
+    running, sums = np.zeros(2), []
+    for t, row in enumerate(rows):
+        running = 0.9 * running + rewards_of(row["obs"])
+        sums.append(running)
+        running = running * ~(row["terminated"] | row["truncated"])
+        if t % 5 == 4:
+            rewards = np.array([rewards_of(row["obs"]) for row in rows[t - 4 : t + 1]])
+            by_hand = np.clip(rewards / np.std(sums), -10, 10)
+            np.testing.assert_allclose(used[t // 5]["rewards"], by_hand, rtol=1e-4)
+    moments = run.agent.return_moments
+    assert moments.count == 80
+    assert moments.mean.item() == pytest.approx(np.mean(sums), rel=1e-4)
+    assert moments.var.item() == pytest.approx(np.var(sums), rel=1e-4)
+
+
+@ON_POLICY
+def test_scaled_rewards_are_clipped(monkeypatch, script):
+    used = calls(monkeypatch, script, "gae")
+    run = small(script, norm_reward=True)
+    run.agent.return_moments.var.fill_(0.01)
+    run.agent.return_moments.count.fill_(10**9)  # what comes now hardly moves it
+    script.train(run.args, run)
+    assert {reward for call in used for reward in call["rewards"].flat} == {10, -10, 0}
+
+
+@ON_POLICY
+def test_the_statistics_of_observations_move_after_the_update(monkeypatch, script):
+    """Acting, the batch and the update all see those of the rollouts before, each step once."""
+    rows, counts = calls(monkeypatch, script.RolloutBuffer, "add"), []
+
+    def watched(function):
+        def look(agent, *inputs):
+            counts.append(int(agent.obs_moments.count))
+            return function(agent, *inputs)
+
+        return look
+
+    make_batch = "make_batch" if script is ppo else "rollout_batch"
+    places = [(script.Agent, "act"), (script, make_batch), (script.Agent, "evaluate_actions")]
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    run = trained(script, norm_obs=True)
+    per_rollout = len(counts) // 8
+    assert counts == [10 * rollout for rollout in range(8) for _ in range(per_rollout)]
+    acted_on, moments = np.concatenate([row["obs"] for row in rows]), run.agent.obs_moments
+    assert moments.count == len(acted_on) == 80
+    np.testing.assert_allclose(moments.mean.numpy(), acted_on.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(moments.var.numpy(), acted_on.var(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"anneal_clip": False}, {"anneal_steps": 40}])
+def test_the_policy_and_the_value_are_clipped_by_the_annealed_coefficient(monkeypatch, settings):
+    of_policy = calls(monkeypatch, ppo, "clipped_policy_loss")
+    of_value = calls(monkeypatch, ppo, "value_loss")
+    run = trained(ppo, clip_coef=0.4, clip_vloss=True, **settings)
+    shares = [max(1 - step / (run.args.anneal_steps or 80), 0) for step in range(0, 80, 10)]
+    shares = shares if run.args.anneal_clip else [1] * 8
+    expected = [0.4 * share for share in shares for _ in range(2)]  # two epochs
+    assert [call["clip_coef"] for call in of_policy] == pytest.approx(expected)
+    assert [call["clip_coef"] for call in of_value] == pytest.approx(expected)
+
+
+def test_the_value_is_clipped_only_when_asked(monkeypatch):
+    of_value = calls(monkeypatch, ppo, "value_loss")
+    trained(ppo)
+    assert {call["clip_coef"] for call in of_value} == {None}
+
+
+def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
+    samples = calls(monkeypatch, dqn.ReplayBuffer, "sample")
+    trained(dqn, gamma=0.7, n_step=3, gradient_steps=4)
+    assert len(samples) == 4 * 7  # from step 20 on
+    told = {(call["batch_size"], call["n_step"], call["gamma"]) for call in samples}
+    assert told == {(7, 3, 0.7)}
+
+
+def test_the_noises_of_td3(monkeypatch):
+    """Every row, update and action has its own; that on the targets' actions is no other's."""
+    acts, updates = calls(monkeypatch, td3.Agent, "act"), calls(monkeypatch, td3, "update")
+    samples = calls(monkeypatch, td3.ReplayBuffer, "sample")
+    rows = calls(monkeypatch, td3.ReplayBuffer, "add")
+    trained(td3, exploration_noise=0.3, policy_noise=0.2, batch_size=101)
+    assert [call["noise"] for call in acts] == [0.3] * 30
+    assert {call["batch_size"] for call in samples} == {101}
+    noise = np.concatenate([call["noise"].numpy() for call in updates])
+    assert noise.shape == (60 * 101, 1) and len(np.unique(noise)) > 0.99 * len(noise)
+    assert noise.std() == pytest.approx(0.2, rel=0.05) and abs(noise.mean()) < 0.01
+    first = np.concatenate([row["actions"] for row in rows[:10]])  # uniform ones
+    assert len(np.unique(first)) == 20 and first.min() < -0.7 and first.max() > 0.7
+
+
+# --- the optimizers -------------------------------------------------------------------------------
+
+OPTIMIZERS = [
+    (ppo, {}, {"optimizer": (torch.optim.Adam, {"eps": 1e-5})}),
+    (a2c, {}, {"optimizer": (a2c.RMSpropTF, {"eps": 1e-5, "alpha": 0.99})}),
+    (
+        a2c,
+        {"optimizer": "rmsprop"},
+        {"optimizer": (torch.optim.RMSprop, {"eps": 1e-5, "alpha": 0.99, "momentum": 0})},
+    ),
+    (a2c, {"optimizer": "adam"}, {"optimizer": (torch.optim.Adam, {"eps": 1e-5})}),
+    (dqn, {"adam_eps": 3e-4}, {"optimizer": (torch.optim.Adam, {"eps": 3e-4})}),
+    (td3, {}, {f"{x}_optimizer": (torch.optim.Adam, {"eps": 1e-8}) for x in ("actor", "critic")}),
+]
+
+
+@pytest.mark.parametrize("script, settings, expected", OPTIMIZERS)
+def test_the_optimizers_are_made_as_told(monkeypatch, script, settings, expected):
+    starts = calls(monkeypatch, script.Run, "start")
+    settings = settings if script is td3 else {"anneal_lr": False, **settings}
+    agent = trained(script, learning_rate=3e-3, **settings).agent
+    parts = starts[0]["parts"]
+    modules = {"optimizer": agent}
+    if script is td3:
+        modules = {"actor_optimizer": agent.actor, "critic_optimizer": agent.critics}
+    assert {name for name in parts if "optimizer" in name} == set(expected)
+    for name, (kind, values) in expected.items():
+        optimizer = parts[name]
+        assert type(optimizer) is kind
+        values = {"lr": 3e-3, **values}
+        if kind is torch.optim.Adam:
+            values |= {"betas": (0.9, 0.999), "weight_decay": 0}
+        (group,) = optimizer.param_groups
+        assert {key: group[key] for key in values} == values
+        (vector,) = group["params"]
+        learned = nn.utils.parameters_to_vector(modules[name].parameters())
+        torch.testing.assert_close(vector.detach(), learned.detach())
+
+
+@pytest.mark.parametrize("settings", [{}, {"anneal_lr": False}, {"anneal_steps": 40}])
+@CLIPPING
+def test_learning_rates_follow_their_schedule(monkeypatch, script, settings):
+    """Of every step of the optimizer; the schedule counts the steps before the rollout."""
+    rates, kind = [], a2c.RMSpropTF if script is a2c else torch.optim.Adam
+    step = kind.step
+
+    def spy(self):
+        rates.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(kind, "step", spy)
+    run = trained(script, learning_rate=4e-3, **settings)
+    steps = range(0, 80, 10)
+    by_hand = [4e-3 * max(1 - t / (run.args.anneal_steps or 80), 0) for t in steps]
+    by_hand = by_hand if run.args.anneal_lr else [4e-3] * 8
+    times = 1 if script is a2c else 2  # epochs, or gradient steps
+    learned = by_hand[1:] if script is dqn else by_hand
+    assert rates == pytest.approx([rate for rate in learned for _ in range(times)])
+    curve = curves(run)["charts/learning_rate"]
+    assert curve == pytest.approx({t + 10: rate for t, rate in zip(steps, by_hand, strict=True)})
+
+
+def gradient_of(loss, module):
+    gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+@CLIPPING
+def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
+    monkeypatch, script, max_grad_norm
+):
+    expected, steps = [], 0
+    kind = a2c.RMSpropTF if script is a2c else torch.optim.Adam
+    step, loss = kind.step, {ppo: "ppo_loss", a2c: "a2c_loss", dqn: "q_loss"}[script]
+
+    def loss_of(agent, *inputs):
+        result = getattr(script, loss)(agent, *inputs)
+        expected.append(gradient_of(result[0], agent))
+        return result
+
+    def spy(self):
+        nonlocal steps
+        parts, steps = len(expected), steps + 1
+        by_hand = sum(expected) / parts  # of a2c's parts of one rollout, equally large
+        by_hand *= min(1, max_grad_norm / by_hand.norm().item())
+        (vector,) = self.param_groups[0]["params"]
+        torch.testing.assert_close(vector.grad, by_hand, rtol=1e-3, atol=1e-6)
+        expected.clear()
+        step(self)
+
+    monkeypatch.setattr(kind, "step", spy)
+    settings = {"num_microbatches": 2} if script is a2c else {}
+    run = small(script, max_grad_norm=max_grad_norm, **settings)
+    script.train(run.args, run, loss_of)
+    assert steps == {ppo: 16, a2c: 8, dqn: 14}[script]
+
+
+WAYS_TO_ZERO = {
+    "as everyone writes it": lambda module, optimizer: optimizer.zero_grad(),
+    "in place": lambda module, optimizer: optimizer.zero_grad(set_to_none=False),
+    "by the module": lambda module, optimizer: module.zero_grad(),
+    "by the module, in place": lambda module, optimizer: module.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.parametrize("zero_grad", WAYS_TO_ZERO.values(), ids=WAYS_TO_ZERO.keys())
+def test_one_vector_of_parameters_learns_as_many_do(zero_grad):
+    """However gradients are zeroed, and where one parameter gets none at every second step."""
+    torch.manual_seed(0)
+    many, one = (nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2))
+    one.load_state_dict(many.state_dict())
+    vector = ppo.Vector(one)
+    optimizers = torch.optim.SGD(many.parameters(), lr=0.1), torch.optim.SGD([vector], lr=0.1)
+    x, start = torch.randn(7, 2), vector.detach().clone()
+    for i in range(6):
+        for module, optimizer in zip((many, one), optimizers, strict=True):
+            zero_grad(module, optimizer)
+            loss = module(x).pow(2).sum() if i % 2 else module[0](x).pow(2).sum()
+            loss.backward()
+            if module is many:
+                nn.utils.clip_grad_norm_(many.parameters(), 0.5)
+            else:
+                ppo.clip_gradient(optimizer, 0.5)
+            optimizer.step()
+    for p, q in zip(many.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert (vector != start).all()
+    torch.testing.assert_close(vector.detach(), nn.utils.parameters_to_vector(one.parameters()))
+
+
+# --- evaluations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id, greedy", [("CartPole-v1", True), ("ALE/Pong-v5", False)])
+@ON_POLICY
+def test_evaluations_are_greedy_but_on_atari(script, env_id, greedy):
+    args = script.RunArgs(env_id=env_id)
+    agent = script.Agent(args, Known.observation_space, Discrete(2))
+    obs = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    seen = [script.evaluation_policy(agent, np.random.default_rng(s), args)(obs) for s in (1, 2)]
+    assert (seen[0] == agent(obs).argmax(axis=1)).all() == greedy
+    assert np.array_equal(*seen) == greedy
+
+
+@pytest.mark.parametrize("script", [ppo, a2c, td3], ids=["ppo", "a2c", "td3"])
+def test_evaluations_act_by_the_mean_within_the_bounds(script):
+    args = script.RunArgs(env_id="KnownBox-v0")
+    agent = script.make_agent(args, KnownBox.observation_space, KnownBox.action_space)
+    obs = np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32)
+    actions = script.evaluation_policy(agent, np.random.default_rng(1), args)(obs)
+    with torch.no_grad():
+        mean = (agent.actor(torch.tensor(obs))).numpy()
+    np.testing.assert_allclose(actions, 505 + 495 * mean.clip(-1, 1), rtol=1e-3)
+
+
+def test_an_evaluation_has_random_streams_of_its_own():
+    draws = []
+
+    def evaluation_policy(agent, rng, args):
+        def act(obs):
+            draws.append(rng.integers(2**60))
+            random.random(), np.random.random()
+            return rng.integers(2, size=len(obs))
+
+        return act
+
+    run = small(ppo)
+    run.start(agent=run.agent)
+    run.evaluation_policy = evaluation_policy
+
+    def states():
+        of_numpy = np.random.get_state()
+        return run.rng.bit_generator.state, random.getstate(), of_numpy[1].tolist(), of_numpy[2:]
+
+    before = states()
+    first, second = run.evaluate(), run.evaluate()
+    assert states() == before and first.tolist() == second.tolist()
+    half = len(draws) // 2
+    assert draws[:half] == draws[half:]
+    assert draws[0] != run.rng.integers(2**60)
+
+
+@ALL
+def test_evaluations_come_when_they_are_due(monkeypatch, script):
+    steps, evaluate = [], script.Run.evaluate
+    monkeypatch.setattr(
+        script.Run, "evaluate", lambda run: (steps.append(run.step_count), evaluate(run))[1]
+    )
+    run = trained(script, eval_frequency=20, eval_episodes=3)
+    assert steps == [20, 40, 60]  # that at the end is for `finish`
+    run.writer.close()
+    curve = {
+        t: y for (tag, t), (y,) in scalars(run.folder).items() if tag == "eval/episodic_return"
+    }
+    # the environments' returns are known, whatever is done: 5, 15 or 10
+    env = gym.make(run.args.env_id)
+    lengths = [int(env.reset(seed=seed)[0][1]) for seed in env_seeds(3, 1, 0, 1)]
+    mean = np.mean([{3: 5.0, 4: 15.0, 5: 10.0}[length] for length in lengths])
+    assert curve == pytest.approx(dict.fromkeys(steps, mean))
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def test_tensorboard_drops_what_a_killed_run_logged_after_its_checkpoint(monkeypatch):
+    end_iteration, killed_at = ppo.Run.end_iteration, 60
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step == killed_at:
+            raise KeyboardInterrupt
+        return step
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo.Run, "end_iteration", stop)
+        run = small(ppo, checkpoint_frequency=40)
+        ppo.train(run.args, run)
+    run.writer.close()
+    time.sleep(1)  # files are read in the order of their names, which begin with a second
+    trained(ppo, checkpoint_frequency=40, resume=str(run.folder)).writer.close()
+    events = EventAccumulator(str(run.folder)).Reload()
+    for tag in ("losses/value_loss", "charts/episodic_return"):
+        assert [event.step for event in events.Scalars(tag)] == list(range(10, 81, 10))
+
+
+def test_the_curves_of_td3_are_means_over_all_updates_since_the_last_point(monkeypatch):
+    returned, update = [], td3.update
+
+    def spy(*inputs):
+        returned.append({name: x.item() for name, x in update(*inputs).items()})
+        return {name: torch.tensor(x) for name, x in returned[-1].items()}
+
+    monkeypatch.setattr(td3, "update", spy)
+    run = trained(td3, log_frequency=20, policy_frequency=3)
+    for name in ("losses/qf1_loss", "losses/qf2_loss", "losses/qf1_values", "losses/actor_loss"):
+        curve = curves(run)[name]
+        assert list(curve) == [40, 60, 80]
+        for step, value in curve.items():  # the first update is of step 21
+            values = [x[name] for x in returned[step - 40 : step - 20] if name in x]
+            assert value == pytest.approx(np.mean(values), rel=1e-5)
+
+
+# --- that it learns -------------------------------------------------------------------------------
+
+LEARNS = {
+    ppo: dict(total_timesteps=4096, learning_rate=1e-2),
+    a2c: dict(total_timesteps=4000, learning_rate=1e-2),
+    dqn: dict(total_timesteps=1500, learning_starts=100, exploration_fraction=0.5),
+}
+
+
+@pytest.mark.parametrize("script, settings", LEARNS.items(), ids=["ppo", "a2c", "dqn"])
+def test_it_learns_which_action_is_right(script, settings):
+    run = train(script, env_id="Match-v0", eval_episodes=30, **settings)
+    assert run.evaluate().mean() == 1
