@@ -559,21 +559,26 @@ def nearest(cell: Cell, published: list[Published]) -> Published | None:
     return min(greedy, key=lambda row: (abs(row.steps - steps), -row.seeds), default=None)
 
 
-def short_table(cells: list[Cell], published: list[Published]) -> str:
-    """The table of README.md: of each script in each environment the cell with the highest greedy
-    return, of those that have a published one beside them and enough seeds, where there are any.
+def main_cells(cells: list[Cell], published: list[Published]) -> list[Cell]:
+    """Of each script in each environment one: with enough seeds and a published return beside it,
+    where there is such a cell; among several the one whose table has the shortest name.
     """
 
     def rank(cell: Cell):
         is_published = nearest(cell, published) is not None
-        return min(len(cell.seeds), MIN_SEEDS), is_published, iqm(cell.values("greedy"))
+        return min(len(cell.seeds), MIN_SEEDS), is_published, -len(cell.table)
 
-    best = {}
+    main = {}
     for cell in cells:
         key = cell.env_id, cell.about["algo"]
-        best[key] = max(best.get(key, cell), cell, key=rank)
+        main[key] = max(main.get(key, cell), cell, key=rank)
+    return list(main.values())
+
+
+def short_table(cells: list[Cell], published: list[Published]) -> str:
+    """The table of README.md: a line for each of the main cells."""
     rows = []
-    for cell in best.values():
+    for cell in main_cells(cells, published):
         beside = "none"
         if row := nearest(cell, published):
             beside = f"{number(row.mean)} ({steps_in_short(row.steps)}, {row.source}"
@@ -701,49 +706,53 @@ def between_markers(path: Path, text: str) -> str:
 
 
 def draw(cells: list[Cell], published: list[Published], path: Path):
-    """A panel for each environment: IQM over seeds with its 95% interval, greedy and training."""
-    from matplotlib.ticker import EngFormatter
+    """A panel for each environment: IQM of the greedy return over seeds, with its 95% interval.
+
+    The same algorithm, or table where a panel has several of one algorithm, has the same colour
+    in all panels; dashed beside it is the published return.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     plt = pyplot()
+    of_one_algorithm = {(cell.env_id, cell.about["algo"]) for cell in cells}
+    by_table = len(of_one_algorithm) < len(cells)
+    labels = {id(cell): cell.table if by_table else cell.about["algo"] for cell in cells}
+    colors = {label: f"C{i}" for i, label in enumerate(sorted(set(labels.values())))}
     environments = sorted({cell.env_id for cell in cells})
-    columns = min(len(environments), 2)
+    columns = min(len(environments), 3)
     rows = math.ceil(len(environments) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(8.5 * columns, 5 * rows), squeeze=False)
+    size = max(4.2 * columns, 6), 3.1 * rows + 0.5
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
     for axis in axes.flat[len(environments) :]:
         axis.remove()
     for env_id, axis in zip(environments, axes.flat, strict=False):
-        here = [cell for cell in cells if cell.env_id == env_id]
-        for color, cell in enumerate(here):
-            steps, returns = cell.curve("greedy")
-            label = f"{cell.table}, {count_seeds(len(cell.seeds))}"
-            axis.plot(steps, iqm(returns.T), color=f"C{color}", label=label)
+        lines = []  # (published return, colour)
+        for cell in (cell for cell in cells if cell.env_id == env_id):
+            color, (steps, returns) = colors[labels[id(cell)]], cell.curve("greedy")
+            axis.plot(steps, iqm(returns.T), color=color, marker="." if len(steps) == 1 else None)
             if bounds := interval(iqm, returns.T):
-                axis.fill_between(steps, *bounds, color=f"C{color}", alpha=0.2, linewidth=0)
-            steps, returns = cell.curve("training")
-            if len(steps):
-                axis.plot(steps, iqm(returns.T), color=f"C{color}", linestyle=":", linewidth=1)
-        lines = defaultdict(list)
-        for row in published:
-            if row.protocol == "greedy" and any(row.is_for(cell) for cell in here):
-                lines[row.mean].append(f"{row.tables[0]}, {row.source}")
-        for mean in lines:
-            axis.axhline(mean, color="gray", linestyle="--", linewidth=1)
+                axis.fill_between(steps, *bounds, color=color, alpha=0.2, linewidth=0)
+            if row := nearest(cell, published):
+                axis.axhline(row.mean, color=color, linestyle="--", linewidth=1)
+                lines.append((row.mean, color))
+        axis.set_xscale("log")  # budgets differ tenfold
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k, 1M
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_title(env_id, fontsize=11)
         low, high = axis.get_ylim()
-        for mean, height in zip(sorted(lines), apart(lines, (high - low) / 30), strict=True):
-            axis.annotate(
-                f"{number(mean)}: {'; '.join(lines[mean])}",
-                (1.01, height),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                fontsize=7,
-                color="gray",
-            )
-        axis.set(title=env_id, xlabel="steps", ylabel="return")
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
-        # below the axes, since a legend among the curves hides some
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3, fontsize=8)
-    intervals = "IQM over seeds with 95% bootstrap intervals"
-    figure.suptitle(f"{intervals}; solid: greedy, dotted: training, dashed: published, greedy")
+        lines.sort()
+        heights = apart([mean for mean, _ in lines], (high - low) / 14)
+        for (mean, color), height in zip(lines, heights, strict=True):
+            place = dict(xycoords=("axes fraction", "data"), va="center", fontsize=9, color=color)
+            axis.annotate(number(mean), (1.01, height), **place)
+    handles = [Line2D([], [], color=color, label=label) for label, color in colors.items()]
+    handles.append(Line2D([], [], color="gray", linestyle="--", linewidth=1, label="published"))
+    figure.supxlabel("environment steps", fontsize=10, y=0.06)
+    figure.supylabel("greedy return", fontsize=10)
+    figure.legend(handles=handles, loc="lower center", ncol=6, frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     save(figure, path)
 
 
@@ -765,7 +774,6 @@ def pyplot():
 
 
 def save(figure, path: Path):
-    figure.tight_layout()
     try:
         figure.savefig(path, dpi=100)
     except ValueError as error:  # no such format
@@ -972,6 +980,7 @@ def compare(folders: list[Path], picture: Path):
             axis.plot(*zip(*greedy, strict=True), color=f"C{color}", marker="o", linestyle="")
     axis.set(xlabel="steps", ylabel="return", title="lines: training episodes; dots: greedy")
     axis.legend(fontsize=7)
+    figure.tight_layout()
     save(figure, picture)
 
 
@@ -998,7 +1007,9 @@ def main():
             path.write_text(text, "utf-8")
             print(path)
         if cells := read_cells(results):
-            draw(cells, read_published(), results / "curves.png")
+            published = read_published()
+            shown = main_cells(cells, published) if results == RESULTS else cells
+            draw(shown, published, results / "curves.png")
     except (UserError, OSError) as error:
         print(f"report.py: {error}", file=sys.stderr)
         sys.exit(2)
