@@ -254,7 +254,8 @@ class ReplayBuffer:
         self.length = capacity // num_envs  # steps that can be sampled
         self.slots = self.length + stack  # with one observation after and stack - 1 frames before
         self.stack, self.num_envs, self.total = stack, num_envs, 0  # total: steps added
-        shape, frame_shape = (self.slots, num_envs), obs_space.shape[stack > 1 :]
+        shape = (self.slots, num_envs)
+        frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
         self.frames = np.zeros((*shape, *frame_shape), obs_space.dtype)  # all of obs if stack is 1
         self.blank = np.zeros(shape, np.uint8)
         self.actions = np.zeros(shape, np.int64)

@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "bugs" / "README.md"
 COPIED = ("algos", "tests", "benchmarks")
 NO_MISTAKE = ("SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
-# wherever it stands in the line, since a script may have put it into words of its own
 WRONG_NAME = re.compile(r"name '\w+' is not defined|has no attribute '|not associated with a value")
 PATIENCE = 240  # seconds for a test, and a few more for each that is run with it
 SEEDS = (1, 2, 3, 4, 5)  # of the runs behind a picture

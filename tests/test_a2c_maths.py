@@ -17,20 +17,22 @@ STEPS, ENVS, ACTIONS, OBS = 7, 5, 3, 2
 SIZES = dict(num_envs=ENVS, num_steps=STEPS, total_timesteps=STEPS * ENVS)
 
 
-def make_agent(script, **settings):
+VECTORS = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+DISCRETE = gym.spaces.Discrete(ACTIONS)
+CONTINUOUS = gym.spaces.Box(-1, 1, (ACTIONS,), np.float32)
+
+
+def make_agent(script, actions=DISCRETE):
     """A small agent in float64, with the same weights each time."""
     torch.manual_seed(0)
-    if "action_low" not in settings:
-        settings["num_actions"] = ACTIONS
-    agent = script.Agent((OBS,), hidden_size=11, **settings).double()
-    agent.features = lambda obs: agent.trunk(obs.double())  # else they are float32
+    agent = script.Agent(script.Args(hidden_size=11), VECTORS, actions).double()
+    agent.features = lambda obs: obs.double() if torch.is_tensor(obs) else obs
     return agent
 
 
 def fill_buffer(script, agent, rng):
     """A rollout at random, in which episodes end and are cut."""
-    space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
-    buffer = script.RolloutBuffer(STEPS, ENVS, space, None if agent.discrete else ACTIONS)
+    buffer = script.RolloutBuffer(STEPS, ENVS, VECTORS, None if agent.discrete else ACTIONS)
     for _ in range(STEPS):
         obs, successors = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
         actions = agent.act(obs, rng)
@@ -58,42 +60,41 @@ def step_of_update(batch, **settings):
     """What one update with plain gradient descent takes off the parameters, and its losses."""
     agent = make_agent(a2c)
     before = vector_of(agent)
-    optimizer = torch.optim.SGD([a2c.flatten(agent)], lr=1.0)
+    optimizer = torch.optim.SGD([a2c.Vector(agent)], lr=1.0)
     losses = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
-    return before - vector_of(agent), losses.tolist()
+    return before - vector_of(agent), {name: loss.item() for name, loss in losses.items()}
 
 
 KINDS = [
-    ("discrete", "no", a2c.RMSpropTF, {"alpha": 0.99}),
-    ("discrete", "yes", torch.optim.Adam, {}),
-    ("continuous", "yes", a2c.RMSpropTF, {"alpha": 0.99}),
+    (DISCRETE, a2c.RMSpropTF, {"alpha": 0.99}),
+    (DISCRETE, torch.optim.Adam, {}),
+    (CONTINUOUS, a2c.RMSpropTF, {"alpha": 0.99}),
 ]
 
 
-@pytest.mark.parametrize("kind, share_trunk, optimizer, keywords", KINDS)
-def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(kind, share_trunk, optimizer, keywords):
-    low, high = np.full(ACTIONS, -1.0), np.full(ACTIONS, 1.0)
-    settings = {"action_low": low, "action_high": high} if kind == "continuous" else {}
+@pytest.mark.parametrize("actions, optimizer, keywords", KINDS)
+def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keywords):
     common = dict(ent_coef=0.02, vf_coef=0.7, max_grad_norm=0.4, gamma=0.9, gae_lambda=0.8, **SIZES)
     one = dict(update_epochs=1, num_minibatches=1, norm_adv=False, clip_vloss=False)
     args = {a2c: a2c.Args(**common), ppo: ppo.Args(**common, **one)}
-    agents = {script: make_agent(script, share_trunk=share_trunk, **settings) for script in args}
+    agents = {script: make_agent(script, actions) for script in args}
     optimizers = {
-        script: optimizer([script.flatten(agent)], lr=0.1, eps=1e-5, **keywords)
+        script: optimizer([script.Vector(agent)], lr=0.1, eps=1e-5, **keywords)
         for script, agent in agents.items()
     }
     start = vector_of(agents[a2c])
     np.testing.assert_array_equal(start, vector_of(agents[ppo]))
     for number in range(10):
-        for script, agent in agents.items():
-            buffer = fill_buffer(script, agent, np.random.default_rng(number))
-            batch, _ = script.make_batch(agent, buffer, args[script], np.zeros(ENVS))
-            if script is ppo:
-                rng = np.random.default_rng(number)
-                learn = partial(ppo.gradient_step, agent, optimizers[ppo], args[ppo], ppo.ppo_loss)
-                ppo.update(learn, batch, args[ppo], args[ppo].clip_coef, rng)
-            else:
-                a2c.update(agent, optimizers[a2c], batch, args[a2c])
+        rng = np.random.default_rng(number)
+        buffer = fill_buffer(a2c, agents[a2c], rng)
+        batch, _ = a2c.rollout_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
+        a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c])
+
+        rng = np.random.default_rng(number)
+        buffer = fill_buffer(ppo, agents[ppo], rng)
+        batch, _ = ppo.make_batch(agents[ppo], buffer, args[ppo], np.zeros(ENVS))
+        step = partial(ppo.gradient_step, agents[ppo], optimizers[ppo], args[ppo], ppo.ppo_loss)
+        ppo.update(step, batch, args[ppo], args[ppo].clip_coef, rng)
         np.testing.assert_allclose(
             vector_of(agents[a2c]), vector_of(agents[ppo]), rtol=0, atol=1e-10
         )
@@ -162,10 +163,11 @@ def test_update_follows_the_gradient_of_the_loss():
             array[i] = middle
             expected.append((sides[0] - sides[1]) / (2 * h))
     settings = dict(ent_coef=0.3, vf_coef=0.7, max_grad_norm=1e9)
-    step, (policy_loss, value_loss, entropy) = step_of_update(batch, **settings)
+    step, losses = step_of_update(batch, **settings)
     np.testing.assert_allclose(step, expected, atol=1e-8)
     whole = loss_by_hand(weights, arrays, ent_coef=0.3, vf_coef=0.7)
-    assert policy_loss + 0.7 * value_loss - 0.3 * entropy == pytest.approx(whole)
+    parts = losses["policy_loss"] + 0.7 * losses["value_loss"] - 0.3 * losses["entropy"]
+    assert parts == pytest.approx(whole)
 
 
 def test_the_gradient_is_clipped():
@@ -177,19 +179,23 @@ def test_the_gradient_is_clipped():
 def test_microbatches_add_up_to_the_batch(monkeypatch, size):
     batch, settings = make_batch(size), dict(ent_coef=0.3, max_grad_norm=0.2)
     whole, losses = step_of_update(batch, **settings)
-    seen, forward = [], a2c.Agent.forward
-    monkeypatch.setattr(
-        a2c.Agent, "forward", lambda self, o: (seen.append(len(o)), forward(self, o))[1]
-    )
+    seen, evaluate = [], a2c.Agent.evaluate_actions
+
+    def spy(agent, micro):
+        seen.append(len(micro["obs"]))
+        return evaluate(agent, micro)
+
+    monkeypatch.setattr(a2c.Agent, "evaluate_actions", spy)
     parts, same_losses = step_of_update(batch, num_microbatches=5, **settings)
     assert seen == [7, 7, 7, 7, size - 28]
     np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-14)
     assert same_losses == pytest.approx(losses, rel=1e-12)
 
 
-def test_microbatches_divide_the_rollout():
-    with pytest.raises(a2c.UserError, match="num_microbatches=3"):
-        a2c.Args(**SIZES, num_microbatches=3)
+def test_microbatches_divide_the_rollout(capsys):
+    with pytest.raises(SystemExit):
+        a2c.Args(**SIZES, num_microbatches=3).check()
+    assert "num_microbatches" in capsys.readouterr().err
 
 
 def test_losses_by_hand():
@@ -206,11 +212,13 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
     """R <- r + gamma R, backwards from the value of what follows the rollout's last step."""
     agent, args = make_agent(a2c), a2c.Args(**SIZES, gamma=0.9, gae_lambda=1.0)
     buffer = fill_buffer(a2c, agent, np.random.default_rng(3))
-    batch, _ = a2c.make_batch(agent, buffer, args, np.zeros(ENVS))
-    final_obs = iter(buffer.final_obs)
-    final_values = [agent.value(torch.tensor(next(final_obs))).tolist() if row.any() else []
-                    for row in buffer.terminated | buffer.truncated]  # fmt: skip
-    following = agent.value(torch.tensor(buffer.last_successors)).tolist()
+    batch, _ = a2c.rollout_batch(agent, buffer, args, np.zeros(ENVS))
+
+    def value(obs):
+        return agent.value(torch.tensor(obs).double()).tolist()
+
+    final_values = [value(obs) for obs in buffer.final_obs]
+    following = value(buffer.last_successors)
     for t in reversed(range(STEPS)):
         for env in reversed(range(ENVS)):
             if buffer.terminated[t, env] or buffer.truncated[t, env]:
@@ -222,44 +230,17 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
 
 @pytest.mark.parametrize("script", [ppo, a2c])
 @pytest.mark.parametrize("obs_shape", [(OBS,), (1, 36, 41)])
-@pytest.mark.parametrize("share_trunk", ["auto", "yes", "no"])
-def test_the_value_loss_touches_the_policy_only_through_a_shared_trunk(
-    script, obs_shape, share_trunk
-):
-    agent = script.Agent(obs_shape, num_actions=ACTIONS, share_trunk=share_trunk)
-    obs = torch.randint(0, 256, (STEPS, *obs_shape), dtype=torch.uint8)
-    agent.policy(obs).pow(2).sum().backward()
+def test_the_value_loss_touches_the_policy_only_through_the_trunk_of_images(script, obs_shape):
+    images = len(obs_shape) == 3
+    dtype = np.uint8 if images else np.float32
+    agent = script.Agent(script.Args(), gym.spaces.Box(0, 255, obs_shape, dtype), DISCRETE)
+    obs = torch.as_tensor(np.random.default_rng(0).integers(256, size=(STEPS, *obs_shape)))
+    obs = obs.to(torch.uint8 if images else torch.float32)
+    agent(obs).pow(2).sum().backward()
     of_the_policy = [p for p in agent.parameters() if p.grad is not None]
     agent.zero_grad()
-    agent.value(obs).sum().backward()
+    agent.value(agent.features(obs)).sum().backward()
     touched = sum(p.grad is not None for p in of_the_policy)
-    shared = share_trunk == "yes" or (share_trunk == "auto" and len(obs_shape) == 3)
-    layers = 4 if len(obs_shape) == 3 else 2
+    layers = 4 if images else 2
     assert len(of_the_policy) == 2 * (layers + 1)
-    assert touched == (2 * layers if shared else 0)
-    together = agent(obs)
-    torch.testing.assert_close(together, (agent.policy(obs), agent.value(obs)))
-
-
-@pytest.mark.parametrize("script", [ppo, a2c])
-def test_rllibs_network_has_the_shapes_that_rllib_prints(script):
-    agent = script.Agent((4, 84, 84), num_actions=4, network="rllib")
-    parts = (agent.actor, agent.trunk, agent.critic)  # in RLlib's order
-    assert [tuple(p.shape) for part in parts for p in part.parameters()] == [
-        (4, 256, 1, 1), (4,),
-        (16, 4, 8, 8), (16,), (32, 16, 4, 4), (32,), (256, 32, 11, 11), (256,),
-        (1, 256), (1,),
-    ]  # fmt: skip
-    policy, values = agent(torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
-    assert policy.shape == (2, 4) and values.shape == (2,)
-
-
-@pytest.mark.parametrize("script", [ppo, a2c])
-@pytest.mark.parametrize(
-    "shape, message", [((3, 84, 83), "84 x 84 pixels, not 84 x 83"), ((4,), "is for images")]
-)
-def test_rllibs_network_refuses_what_it_cannot_take(script, shape, message):
-    space = gym.spaces.Box(0, 255, shape, np.uint8 if len(shape) == 3 else np.float32)
-    with pytest.raises(script.UserError, match=message) as refused:
-        script.make_agent(script.Args(network="rllib"), space, gym.spaces.Discrete(2))
-    assert len(str(refused.value).splitlines()) == 1
+    assert touched == (2 * layers if images else 0)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parse
 
 sys.path.insert(0, str(ROOT / "bugs"))
 import check
@@ -18,7 +18,7 @@ PICTURED = [name for name in BUGS if "picture" in BUGS[name]]
 
 
 def test_there_are_as_many_names_as_bugs():
-    assert len(BUGS) == len(CATALOGUE["bug"]) >= 40
+    assert len(BUGS) == len(CATALOGUE["bug"]) > 100
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -36,14 +36,14 @@ def test_a_bug_fits_its_script(name):
 @pytest.mark.parametrize("name", BUGS)
 def test_its_flags_are_those_of_the_script(name):
     module = importlib.import_module(BUGS[name]["file"].removesuffix(".py"))
-    module.parse_args(BUGS[name]["flags"])
+    parse(module, BUGS[name]["flags"])
 
 
 @pytest.mark.parametrize("name", PICTURED)
 def test_a_picture_is_made_of_its_points_and_those_of_its_flags(name):
     bug = BUGS[name]
     module = importlib.import_module(bug["file"].removesuffix(".py"))
-    args = module.parse_args(bug["picture"]["flags"])
+    args = parse(module, bug["picture"]["flags"])
     points = pictures.read_points(pictures.csv_of(bug), pictures.first_row(bug))
     assert points, f"{name}.csv has other flags, run: python bugs/pictures.py"
     for curves in points.values():
@@ -87,18 +87,14 @@ def test_a_text_that_is_not_there_once_is_refused():
 
 def test_the_readme_is_written_from_the_data():
     assert check.README.read_text() == check.readme(CATALOGUE), "run: python bugs/check.py"
-    assert f"has {len(BUGS)} classic mistakes" in (ROOT / "README.md").read_text()
 
 
 def test_a_sample_is_killed_and_a_change_that_is_no_mistake_survives(capsys):
     quick = ("c51-softmax-over-actions", "gae-end-one-step-off", "polyak-the-wrong-way-round")
     healthy = BUGS["gae-across-episodes"]
     harmless = dict(healthy, name="harmless", after=healthy["before"] + "  # the same")
-    wrong = [  # names; a UserError of the script wraps the first
-        dict(BUGS["rng-not-restored"], after="part.bit_generator.state = staet"),
-        dict(healthy, after="decays = gamma * gae_lambda * ~(terminted | truncated)"),
-    ]
-    survivors = check.check_all([*(BUGS[name] for name in quick), harmless, *wrong])
+    wrong = dict(healthy, after="decays = gamma * gae_lambda * ~(terminted | truncated)")
+    survivors = check.check_all([*(BUGS[name] for name in quick), harmless, wrong])
     _, *rows, last = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["killed"] * 3 + ["SURVIVED"] * 3
-    assert survivors == 3 and last.startswith("killed 3 of 6 in ")
+    assert [row.split()[0] for row in rows] == ["killed"] * 3 + ["SURVIVED"] * 2
+    assert survivors == 2 and last.startswith("killed 3 of 5 in ")

@@ -1,6 +1,7 @@
 """td3.py against an independent implementation, hand-worked numbers, and what it must learn."""
 
 import copy
+import itertools
 import json
 
 import environments
@@ -9,20 +10,22 @@ import numpy as np
 import pytest
 import td3
 import torch
-from conftest import hand_stepped, hash_of_parameters
+from conftest import env_seeds, hash_of_parameters, train
 
-BATCH, OBS, ACTIONS, HIDDEN = 7, 5, 3, (11, 13)
+BATCH, OBS, ACTIONS = 7, 5, 3
+NAMES = ("obs", "actions", "rewards", "next_obs", "terminated")
 LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
 
 
 def agents(double=False, **settings):
     """An agent, another as its target, and their optimizers."""
     torch.manual_seed(0)
-    agent, target = (td3.Agent(OBS, LOW, HIGH, HIDDEN, **settings) for _ in range(2))
+    args = td3.Args(hidden_sizes=(11, 13), **settings)
+    agent, target = (td3.Agent(args, OBS, LOW, HIGH) for _ in range(2))
     if double:
         agent.double(), target.double()
     networks = agent.actor, agent.critics
-    optimizers = [torch.optim.Adam([td3.flatten(n)], lr=1e-2, fused=True) for n in networks]
+    optimizers = [torch.optim.Adam([td3.Vector(n)], lr=1e-2, fused=True) for n in networks]
     return agent, target, optimizers
 
 
@@ -93,7 +96,7 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
             agent, target, optimizers, args, batch, torch.tensor(noise), learn_policy
         )
 
-        obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in td3.REPLAY_ARRAYS)
+        obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in NAMES)
         next_actions = np.tanh(actor_target.forward(next_obs))
         next_actions = np.clip(next_actions + np.clip(noise, -0.3, 0.3), -1, 1)
         pairs = np.concatenate([next_obs, next_actions], axis=1)
@@ -215,7 +218,7 @@ def test_evaluations_are_without_noise():
     agent, _, _ = agents()
     obs, args = np.ones((BATCH, OBS), np.float32), td3.Args(exploration_noise=0.5)
     rngs = np.random.default_rng(0), np.random.default_rng(1)
-    first, second = (td3.evaluation_action(agent, obs, rng, args) for rng in rngs)
+    first, second = (td3.evaluation_policy(agent, rng, args)(obs) for rng in rngs)
     np.testing.assert_array_equal(first, second)
 
 
@@ -235,12 +238,12 @@ def test_the_buffer_against_a_list():
             buffer.add(*step)
             held = [*held, *zip(*step, strict=True)][-capacity:]
             batch = buffer.sample(5, rng)
-            for row in zip(*(batch[name] for name in td3.REPLAY_ARRAYS), strict=True):
+            for row in zip(*(batch[name] for name in NAMES), strict=True):
                 assert any(
                     all(np.array_equal(a, b) for a, b in zip(row, other, strict=True))
                     for other in held
                 )
-        slots = [np.flatnonzero(buffer.rewards == row[2])[0] for row in held]
+        slots = [np.flatnonzero(buffer.arrays["rewards"] == row[2])[0] for row in held]
         assert sorted(slots) == list(range(capacity))
 
 
@@ -275,71 +278,67 @@ def test_the_buffer_refuses_columns(name):
         buffer.add(*step)
 
 
-def train(tmp_path, **settings):
-    """Trains in this process; returns the agent and the run."""
-    run = td3.Run(td3.RunArgs(runs_dir=str(tmp_path), **settings))
-    return td3.train(run.args, run), run
-
-
 SMALL = dict(batch_size=32, hidden_sizes=(32, 32), learning_rate=3e-3, learning_starts=200)
 
 
-def test_a_time_limit_is_no_end(tmp_path):
+@pytest.mark.slow
+def test_a_time_limit_is_no_end():
     settings = dict(SMALL, total_timesteps=3000, gamma=0.8, tau=0.05)
-    agent, _ = train(tmp_path, env_id="environments:BlindBox-v0", **settings)
+    agent = train(td3, env_id="environments:BlindBox-v0", **settings).agent
     q_value = agent.critics[0](torch.ones(1, 1), torch.zeros(1, 1)).item()
     assert q_value == pytest.approx(1 / (1 - 0.8), rel=0.05)
 
 
-def test_actions_reach_a_goal_in_lopsided_bounds(tmp_path):
+def test_actions_reach_a_goal_in_lopsided_bounds():
     settings = dict(SMALL, env_id="environments:Target-v0", total_timesteps=2500)
-    agent, _ = train(tmp_path, **settings)
+    agent = train(td3, **settings).agent
     action = agent.to_env(agent.act(np.zeros((1, 2), np.float32), None))[0]
     scale = environments.Target.action_space.high - environments.Target.action_space.low
     np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.05)
 
 
-def test_what_the_buffer_holds_is_what_single_environments_do(tmp_path, monkeypatch):
-    rows, add = [], td3.ReplayBuffer.add
-    monkeypatch.setattr(td3.ReplayBuffer, "add", lambda self, *a: (rows.append(a), add(self, *a)))
-    settings = dict(SMALL, num_envs=3, total_timesteps=111, learning_starts=60)
-    env_id, cuts = "environments:ShortPendulum-v0", 0
-    agent, _ = train(tmp_path, env_id=env_id, seed=5, **settings)
-    assert len(rows) == 37
-    for env, seed in enumerate(td3.env_seeds(3, 5, 0)):
-        by_hand = hand_stepped(env_id, seed, [agent.to_env(row[1])[env] for row in rows])
-        for row, (obs, reward, terminated, truncated, next_obs) in zip(rows, by_hand, strict=True):
-            np.testing.assert_array_equal(row[0][env], obs)
-            assert (row[2][env], row[4][env]) == (np.float32(reward), terminated)
-            np.testing.assert_array_equal(row[3][env], next_obs)
-            cuts += truncated
-    assert cuts == 6
-
-
-def test_the_first_steps_are_random(tmp_path, monkeypatch):
+def test_the_first_steps_are_random(monkeypatch):
     calls, act = [], td3.Agent.act
     monkeypatch.setattr(td3.Agent, "act", lambda *a: (calls.append(a), act(*a))[1])
     settings = dict(SMALL, total_timesteps=230, env_id="environments:Target-v0")
-    train(tmp_path, **settings)
+    train(td3, **settings)
     assert len(calls) == 30
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_there_is_one_update_to_a_step_and_every_other_moves_the_policy(
-    tmp_path, monkeypatch, num_envs
-):
+def test_there_is_one_update_to_a_step_and_every_third_moves_the_policy(monkeypatch, num_envs):
     calls, update = [], td3.update
     monkeypatch.setattr(td3, "update", lambda *a: (calls.append(a[-1]), update(*a))[1])
     settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3)
-    train(tmp_path, env_id="environments:Target-v0", **settings)
+    train(td3, env_id="environments:Target-v0", **settings)
     assert len(calls) == 30 and calls == [step % 3 == 0 for step in range(201, 231)]
+
+
+def test_the_targets_are_copies_that_take_their_share_when_the_policy_learns(monkeypatch):
+    states, update = [], td3.update
+
+    def weights(module):
+        return torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+
+    def spy(agent, target, *rest):
+        states.append((weights(agent), weights(target), rest[-1]))
+        return update(agent, target, *rest)
+
+    monkeypatch.setattr(td3, "update", spy)
+    settings = dict(SMALL, total_timesteps=230, policy_frequency=3, tau=0.25)
+    train(td3, env_id="environments:Target-v0", **settings)
+    assert len(states) == 30 and torch.equal(*states[0][:2])
+    for (_, target, due), (after, target_after, _) in itertools.pairwise(states):
+        expected = 0.75 * target + 0.25 * after if due else target
+        torch.testing.assert_close(target_after, expected)
+    assert not torch.equal(*states[-1][:2])
 
 
 @pytest.mark.parametrize(
     "env_id, message",
     [
-        ("CartPole-v1", "td3 takes Box action spaces, not Discrete(2): try dqn.py or ppo.py"),
-        ("CarRacing-v3", "td3 takes vectors, not images of shape (3, 96, 96): try ppo.py"),
+        ("CartPole-v1", "td3 takes vectors and Box action spaces"),
+        ("environments:Colour-v0", "td3 takes vectors and Box action spaces"),
         ("environments:Endless-v0", "td3 needs bounds of every action"),
         ("environments:Wide-v0", "td3 needs bounds of every action"),
         ("environments:HalfOpen-v0", "td3 needs bounds of every action"),
@@ -355,6 +354,7 @@ PENDULUM = """--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000
     --learning-rate 3e-3 --tau 0.01 --hidden-sizes 64 64 --batch-size 64""".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pendulum_learns_and_its_weights_stepped_by_hand_act_as_evaluate_does(
     script, tmp_path, seed
@@ -366,7 +366,7 @@ def test_pendulum_learns_and_its_weights_stepped_by_hand_act_as_evaluate_does(
     with np.load(folder / "weights.npz") as file:
         weights = dict(file)
     returns = []
-    for env_seed in td3.env_seeds(10, seed, 0, 1):
+    for env_seed in env_seeds(10, seed, 0, 1):
         env = gym.make("Pendulum-v1")
         obs, _ = env.reset(seed=env_seed)
         total, over = 0.0, False

@@ -343,6 +343,13 @@ def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
     assert told == {(7, 3, 0.7)}
 
 
+@pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 4)])
+def test_frames_of_atari_are_kept_once(monkeypatch, env_id, stack):
+    buffers = calls(monkeypatch, dqn.ReplayBuffer, "__init__")
+    trained(dqn, env_id=env_id, total_timesteps=10, torch_threads=1)
+    assert buffers[0]["stack"] == stack
+
+
 def test_the_noises_of_td3(monkeypatch):
     """Every row, update and action has its own; that on the targets' actions is no other's."""
     acts, updates = calls(monkeypatch, td3.Agent, "act"), calls(monkeypatch, td3, "update")
@@ -541,23 +548,28 @@ def test_an_evaluation_has_random_streams_of_its_own():
     assert draws[0] != run.rng.integers(2**60)
 
 
+def test_evaluations_have_environments_of_their_own(monkeypatch):
+    """In which a lost life ends no episode: see make_envs."""
+    run, made = small(ppo, eval_episodes=3), calls(monkeypatch, ppo, "make_envs")
+    run.evaluate()
+    (call,) = made
+    assert call["num_envs"] == 3 and not call.get("training", True)
+
+
 @ALL
 def test_evaluations_come_when_they_are_due(monkeypatch, script):
     steps, evaluate = [], script.Run.evaluate
     monkeypatch.setattr(
         script.Run, "evaluate", lambda run: (steps.append(run.step_count), evaluate(run))[1]
     )
-    run = trained(script, eval_frequency=20, eval_episodes=3)
-    assert steps == [20, 40, 60]  # that at the end is for `finish`
-    run.writer.close()
-    curve = {
-        t: y for (tag, t), (y,) in scalars(run.folder).items() if tag == "eval/episodic_return"
-    }
+    run = trained(script, eval_frequency=25, eval_episodes=3)
+    # at the end of the iteration in which they are due; that at the end of the run is `finish`'s
+    assert steps == ([26, 50, 76] if script is td3 else [30, 50])
     # the environments' returns are known, whatever is done: 5, 15 or 10
     env = gym.make(run.args.env_id)
     lengths = [int(env.reset(seed=seed)[0][1]) for seed in env_seeds(3, 1, 0, 1)]
     mean = np.mean([{3: 5.0, 4: 15.0, 5: 10.0}[length] for length in lengths])
-    assert curve == pytest.approx(dict.fromkeys(steps, mean))
+    assert curves(run)["eval/episodic_return"] == pytest.approx(dict.fromkeys(steps, mean))
 
 
 # --- curves ---------------------------------------------------------------------------------------
