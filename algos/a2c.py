@@ -15,6 +15,7 @@ Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -246,15 +247,15 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, *obs_shape) -> logits or means (batch, actions), for acting
         return self.policy(self.features(obs))
 
-    @torch.no_grad()
     def act(self, obs, rng, greedy=False):
         """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
-        if self.sees_images or self.device.type != "cpu":  # else an array: see Layers
-            obs = torch.as_tensor(obs, device=self.device)
-        return self.sample(self(obs), rng, greedy)
+        if not self.sees_images and self.device.type == "cpu":  # an array: see Layers
+            return self.sample(self.forward(obs), rng, greedy)
+        with torch.no_grad():
+            policy = self.forward(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        return self.sample(policy, rng, greedy)
 
-    def sample(self, policy, rng, greedy=False):  # what `policy` returns -> actions, an array
-        policy = policy.cpu().numpy() if torch.is_tensor(policy) else policy
+    def sample(self, policy, rng, greedy=False):  # what `policy` returns, an array -> actions
         if greedy:
             return policy.argmax(axis=1) if self.discrete else policy
         if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
@@ -290,7 +291,7 @@ class RolloutBuffer:
         self.rewards = np.zeros(shape, np.float32)
         self.terminated = np.zeros(shape, np.bool_)  # the task ended
         self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
-        self.size, self.final_obs = 0, []  # for each step: last observations, (ended, *obs_shape)
+        self.size, self.final_obs = 0, []  # of steps with ends: last obs, (ended, *obs_shape)
 
     def add(self, obs, actions, rewards, terminated, truncated, successors):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
@@ -300,7 +301,8 @@ class RolloutBuffer:
         assert actions.shape == self.actions.shape[1:], actions.shape
         self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
         self.terminated[t], self.truncated[t] = terminated, truncated
-        self.final_obs.append(successors[ended])
+        if ended.any():
+            self.final_obs.append(successors[ended])
         self.last_successors = successors
         self.size += 1
 
@@ -472,8 +474,7 @@ def make_agent(args, obs_space, action_space, agent_class=Agent):
     return agent_class(args, obs_space, action_space)
 
 
-def evaluation_policy(agent, rng, args):
-    """Observations to actions; made anew for each evaluation, so that it may remember."""
+def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it may remember
     greedy = not args.env_id.startswith("ALE/")  # in a game a greedy agent can stall for ever
     return lambda obs: agent.to_env(agent.act(obs, rng, greedy))
 
@@ -782,6 +783,7 @@ class Run:
             about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
+            self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
         self.bar = tqdm(total=args.total_timesteps, initial=step, unit=" steps", leave=False)
@@ -888,8 +890,8 @@ class Run:
     def finish(self):
         """The last evaluation, weights.npz and result.json, and what the user wants to know."""
         self.bar.close()
-        self.save()
         steps, seconds = self.step_count, time.perf_counter() - self.started
+        self.save()
         returns = self.evaluate()
         self.writer.add_scalar("eval/episodic_return", returns.mean(), steps)
         self.writer.close()
@@ -992,7 +994,7 @@ def skip_compiler_import():
         method.__dynamo_disable = method
     for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
         optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
-        optimizer.step.hooked = True  # as if it had been wrapped for the profiler already
+    torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
 
 
 def main(name: str, args_class, make_agent, train, evaluation_policy):

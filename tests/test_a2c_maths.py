@@ -217,12 +217,12 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
     def value(obs):
         return agent.value(torch.tensor(obs).double()).tolist()
 
-    final_values = [value(obs) for obs in buffer.final_obs]
+    final_values = [v for obs in buffer.final_obs for v in value(obs)]
     following = value(buffer.last_successors)
     for t in reversed(range(STEPS)):
         for env in reversed(range(ENVS)):
             if buffer.terminated[t, env] or buffer.truncated[t, env]:
-                following[env] = final_values[t].pop()
+                following[env] = final_values.pop()
             bootstrap = 0 if buffer.terminated[t, env] else following[env]
             following[env] = buffer.rewards[t, env] + 0.9 * bootstrap
             assert batch["returns"][t * ENVS + env].item() == pytest.approx(following[env])

@@ -47,10 +47,10 @@ STEP_OF_GYMNASIUM = """obs, rewards, terminated, truncated, infos = super().step
         final_obs = {i: infos["final_obs"][i] for i in np.flatnonzero(terminated | truncated)}
         return obs, rewards, terminated, truncated, final_obs, [{}] * self.num_envs
         """
-IN_NUMPY = 'if self.sees_images or self.device.type != "cpu":'
+IN_NUMPY = 'if not self.sees_images and self.device.type == "cpu":'
 TRICKS = {
-    "dqn-acts-in-numpy": Trick("dqn-cartpole", {IN_NUMPY: "if True:"}),
-    "ppo-acts-in-numpy": Trick("ppo-cartpole", {IN_NUMPY: "if True:"}),
+    "dqn-acts-in-numpy": Trick("dqn-cartpole", {IN_NUMPY: "if False:"}),
+    "ppo-acts-in-numpy": Trick("ppo-cartpole", {IN_NUMPY: "if False:"}),
     "moments-looked-up-once": Trick("ppo-halfcheetah", {
         "if self.version != self.var._version:": "if True:",
     }),
