@@ -142,10 +142,10 @@ class Layers(nn.Sequential):
     a few rows it is faster than torch, which computes the layers that are not named here.
     """
 
-    def forward(self, x):
+    def __call__(self, x):
         if torch.is_tensor(x):
-            return super().forward(x)
-        for layer in self:
+            return super().__call__(x)
+        for layer in self._modules.values():
             if type(layer) is nn.Linear and layer._parameters["bias"] is not None:
                 weight, bias = layer._parameters.values()
                 address = weight.data_ptr(), bias.data_ptr()
@@ -223,7 +223,7 @@ class QNetwork(nn.Module):
         return torch.softmax(torch.as_tensor(logits), dim=2) @ self.support
 
     def best_actions(self, obs):  # (batch, *obs_shape) -> (batch,)
-        return self.q_values(self(obs)).argmax(axis=1)
+        return self.q_values(self.forward(obs)).argmax(axis=1)
 
     def act(self, obs, epsilon, rng):
         """Epsilon-greedy actions: (num_envs, *obs_shape) -> (num_envs,)."""

@@ -154,10 +154,10 @@ class Layers(nn.Sequential):
     a few rows it is faster than torch, which computes the layers that are not named here.
     """
 
-    def forward(self, x):
+    def __call__(self, x):
         if torch.is_tensor(x):
-            return super().forward(x)
-        for layer in self:
+            return super().__call__(x)
+        for layer in self._modules.values():
             if type(layer) is nn.Linear and layer._parameters["bias"] is not None:
                 weight, bias = layer._parameters.values()
                 address = weight.data_ptr(), bias.data_ptr()
