@@ -747,7 +747,7 @@ class Run:
                     agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
             except (OSError, ValueError, RuntimeError) as error:
                 fail(f"{path}: {error}")
-        if args.save_init and not args.resume:
+        if args.save_init and not (args.resume or args.evaluate):
             np.savez(args.save_init, **to_arrays(agent))
         # a boundary always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)

@@ -359,6 +359,9 @@ def test_initial_weights_travel_by_name(script, name, tmp_path):
         reshaped = {key: file[key][..., None] for key in names}
         np.savez(tmp_path / "reshaped.npz", **reshaped)
     assert script(name, *SHORT[name], "--init-weights", "shuffled.npz").hash == first.hash
+    saved = (tmp_path / "init.npz").read_bytes()
+    script(name, "--evaluate", first.line("run folder"))
+    assert (tmp_path / "init.npz").read_bytes() == saved  # not the trained weights
     before = sorted(tmp_path.rglob("*"))
     for file, message in (("renamed.npz", first_weight), ("reshaped.npz", "shape")):
         refused = script(name, *SHORT[name], "--init-weights", file, ok=False)
