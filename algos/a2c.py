@@ -1,18 +1,24 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
+#   "tensorboard==2.21.0", "tqdm==4.70.1", "threadpoolctl==3.8.0", "pygame-ce==2.5.8",
+#   "box2d==2.3.10", "mujoco==4.0.0", "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
+# ///
 """Advantage actor-critic (A2C): one policy gradient step on each short rollout, with a learned
 value as the baseline. It is PPO with one epoch, one minibatch and so nothing to clip.
 
 Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
 Run       python algos/a2c.py                                         CartPole-v1
           python algos/a2c.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
-Expect    a greedy return of 500 on CartPole-v1 on each of ten seeds, in twenty seconds on one core.
+Expect    a greedy return of 500 on CartPole-v1 on all of ten seeds, in twenty seconds on one core.
 
 Deliberate differences from the papers:
 - not asynchronous: all environments step together, and one update learns from all of them;
 - advantages by GAE: with gae_lambda 1 they are the n-step returns of A3C, less the value;
-- the value loss is half the mean squared error: a coefficient of other code is to be doubled;
+- the value loss is half the mean squared error: double a coefficient taken from other code;
 - the gradient's norm is clipped; losses are means over the rollout, where the paper sums;
 - weights start orthogonal: gain sqrt(2), in the policy's last layer 0.01, in the value's 1;
-- an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks.
+- an episode cut by a time limit is bootstrapped from its true last observation, as in theory.
 """
 
 import contextlib
@@ -83,7 +89,7 @@ class Args:
     clip_reward: bool = False
     """Learns from the sign of the reward, as is usual on Atari; logged returns are not clipped."""
     bf16: bool = False
-    """Images: convolutions multiply in bfloat16; slow on a CPU without instructions for it."""
+    """Images: convolutions compute in bfloat16, which is slow on a CPU without support for it."""
     hidden_size: int = 64
     """Width of both hidden layers of a network for vectors."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -107,7 +113,7 @@ class Args:
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all that was seen. Buffers, so they travel with the weights."""
+    """Mean and variance of everything seen so far; buffers, so they are saved with the weights."""
 
     def __init__(self, shape: tuple):
         super().__init__()
@@ -139,8 +145,8 @@ class RunningMoments(nn.Module):
 
 
 class Layers(nn.Sequential):
-    """nn.Sequential that takes arrays, too, for acting: by NumPy, on the memory of the weights. For
-    a few rows it is faster than torch, which computes the layers that are not named here.
+    """nn.Sequential that takes arrays, too, for acting. NumPy then computes on the weights' memory,
+    faster than torch for a few rows; layers that are not named here are left to torch.
     """
 
     def __call__(self, x):
@@ -192,8 +198,8 @@ def nature_cnn(image_shape: tuple):
 
 
 class Agent(nn.Module):
-    """A stochastic policy and a state value: of vectors two networks, of images one with two heads.
-    `features`, `policy` and `value` alone say what they are, for acting and for learning.
+    """A stochastic policy and a state value: two networks for vectors, one of two heads for images.
+    Acting and learning both use `features`, `policy` and `value`: to change the agent, edit these.
 
     Discrete actions are categorical, continuous ones Gaussian, in half ranges: 0 is the middle
     between a dimension's bounds, 1 the upper one; without bounds, in the environment's own units.
@@ -264,7 +270,7 @@ class Agent(nn.Module):
         return policy + std * rng.standard_normal(policy.shape, np.float32)
 
     def to_env(self, action):
-        """Scales and clips `action` for the environment; log-probabilities are of it unclipped."""
+        """Scales and clips `action` for the environment; log-probabilities use the unclipped."""
         if self.discrete:
             return action
         return (self.middle + self.half_range * action).clip(self.low, self.high)
@@ -363,8 +369,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def discounted_returns(rewards, ended, gamma, running):
-    """sum_k gamma^k r_{t-k} since the episode began, the quantity whose spread scales rewards, and
-    the sum to go on from, 0 after an end. rewards, ended (steps, envs); running (envs,), the last.
+    """sum_k gamma^k r_{t-k} since the episode began, whose deviation scales rewards, and `running`
+    for the next call, 0 after an end. rewards, ended (steps, envs); running (envs,).
     """
     sums = np.zeros(rewards.shape)
     for t in range(len(rewards)):
@@ -391,7 +397,7 @@ def squared_error_loss(values, returns):
 
 
 class RMSpropTF(torch.optim.Optimizer):
-    """RMSprop in TensorFlow's manner, with which A2C's results on Atari were published.
+    """RMSprop as TensorFlow has it, with which A2C's results on Atari were published.
 
     s <- alpha s + (1 - alpha) g^2, from s = 1;  p <- p - lr g / sqrt(s + eps).
     torch's own starts from s = 0, so that its first steps are ten times as long (alpha 0.99), and
@@ -415,7 +421,7 @@ class RMSpropTF(torch.optim.Optimizer):
 
 @torch.no_grad()
 def rollout_batch(agent, buffer, args, running):
-    """The rollout as tensors, (steps * envs, ...), and the running returns to go on from."""
+    """The rollout as tensors, (steps * envs, ...), and the running returns for the next one."""
     n = buffer.size  # less than num_steps in a last rollout that is cut short
     rewards, terminated, truncated = buffer.rewards[:n], buffer.terminated[:n], buffer.truncated[:n]
     ended = terminated | truncated
@@ -451,7 +457,7 @@ def a2c_loss(agent, micro, args):
 
 
 def update(agent, optimizer, batch, args, loss_of=a2c_loss):
-    """One gradient step: those of a rollout's parts add up. Returns the losses by name."""
+    """One gradient step, from the summed gradients of a rollout's parts. Returns losses by name."""
     batch_size = len(batch["obs"])
     micro_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
     optimizer.zero_grad()
@@ -526,12 +532,12 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
 
 @dataclass
 class RunArgs(Args):
-    """What every script can do, whatever its algorithm."""
+    """The arguments of every script, whatever its algorithm."""
 
     config: str | None = None
     """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
     resume: str | None = None
-    """Continues the run in this folder exactly, from its last checkpoint."""
+    """Continues the run in this folder exactly: from its last checkpoint, at first from step 0."""
     evaluate: str | None = None
     """Plays episodes with the trained agent of this run folder, and trains nothing."""
     exp_name: str = ""
@@ -561,7 +567,7 @@ class RunArgs(Args):
 
 
 def fail(text):
-    """Ends the script with one line about what the user can mend, and exit status 2."""
+    """Ends the script with exit status 2 and one line about what the user can fix."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
     sys.exit(2)
 
@@ -574,7 +580,7 @@ def require_range(args, names: str, low, high=math.inf):
 
 
 def parse_args(name: str, args_class, argv: list[str]):
-    """The command line, over a table of a config file or over the arguments of a saved run."""
+    """The arguments typed, and for the others a config's table or those of a saved run."""
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = tyro.cli(args_class, args=argv, description=about)
     saved, folder = {}, args.evaluate if args.resume is None else args.resume
@@ -654,7 +660,7 @@ def make_env(env_id: str, **keywords):
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """gymnasium's, but a step merges no infos: half the time on CartPole. final_obs: {env: obs}."""
+    """Like gymnasium's, but merges no infos: half the time on CartPole. final_obs: {env: obs}."""
 
     def step(self, actions):
         rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
@@ -671,7 +677,7 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """The same; ale_py sets `terminated` at a lost life, too, where the game goes on."""
+    """The same for Atari. ale_py sets `terminated` at a lost life, too, though the game goes on."""
 
     frames = 0  # (num_envs,): of each game so far
 
@@ -684,17 +690,16 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 
 def reset(envs, *entropy: int):
-    """The first observations, by independent seeds that follow from `entropy`."""
+    """Resets with independent seeds that follow from `entropy`; returns the first observations."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
-    takes_list = isinstance(envs, SyncEnvs)
-    return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
+    return envs.reset(seed=seeds if isinstance(envs, SyncEnvs) else np.int32(seeds))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
+    """All or nothing, even if the power fails: to another file, synced, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -719,9 +724,9 @@ def run_hash(agent) -> str:
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
-    def __init__(self, name: str, args: RunArgs, make_agent, evaluation_policy):
+    def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name, self.args, self.step_count = name, args, 0
-        self.evaluation_policy = evaluation_policy
+        self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
         self.envs = make_envs(args, args.num_envs)
         self.obs_space = self.envs.single_observation_space
         images = len(self.obs_space.shape) == 3
@@ -760,7 +765,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
 
     def start(self, **parts):
-        """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
+        """Begins or resumes; checkpoints keep `parts`. Returns the step and first observations."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -770,17 +775,18 @@ class Run:
             torch.set_rng_state(saved["torch_rng"])
             self.step_count = saved["step"]
             self.started -= saved["seconds"]
-            # TensorBoard drops what the process that was killed logged after its checkpoint
-            self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
-        else:
-            self.writer = SummaryWriter(self.folder)
-            settings = asdict(args)
+        # TensorBoard drops what a process that was killed logged after its last checkpoint
+        purge_step = self.step_count + 1 if args.resume else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not args.resume:
+            settings, files = asdict(args), {__file__, sys.modules[type(args).__module__].__file__}
             plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
             self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
-            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+            code = b"".join(Path(file).read_bytes() for file in sorted(files))  # a variant has two
+            about["versions"]["script"] = hashlib.sha256(code).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
             self.started = time.perf_counter()
@@ -793,7 +799,7 @@ class Run:
         """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
-        next_obs is the first observation of the next episode, successors the true last of this one.
+        next_obs is the next episode's first observation, successors has the true last one.
         """
         actions = actions.reshape(self.envs.action_space.shape)
         next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
@@ -809,7 +815,7 @@ class Run:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = make_envs(self.args, self.args.num_envs)
+            self.envs = self.make_envs(self.args, self.args.num_envs)
             next_obs = reset(self.envs, self.args.seed, self.step_count)
             self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
@@ -849,7 +855,7 @@ class Run:
         args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
         shared = random.getstate(), np.random.get_state()  # training may draw from these, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-        envs = make_envs(args, args.eval_episodes, training=False, **drawn)
+        envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
@@ -857,7 +863,7 @@ class Run:
         obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
         policy = self.evaluation_policy(self.agent, rng, args)
         returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in range(100_000):  # without a time limit an episode might not end
+        for _ in tqdm(range(100_000), "evaluation", leave=False):  # an episode might not end
             if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
                 video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
             actions = policy(obs).reshape(envs.action_space.shape)
@@ -874,7 +880,7 @@ class Run:
         return returns
 
     def save(self):
-        """Writes weights.npz and checkpoint.pt, once all that was logged is in its file."""
+        """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
         self.writer.flush()
         checkpoint = {
             "step": self.step_count,
@@ -888,7 +894,7 @@ class Run:
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
     def finish(self):
-        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        """Evaluates, writes weights.npz and result.json, and prints the result."""
         self.bar.close()
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
@@ -914,7 +920,7 @@ class Run:
 
     def recorded(self, function, *optimizers):
         """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
-        once, recorded, then replayed. What else it reads, but learning rates, must change in place.
+        once, recorded, then replayed. All else it reads must change in place, but learning rates.
         """
         if self.device.type != "cuda":
             return function
@@ -953,8 +959,8 @@ class Run:
 
 
 class Vector(nn.Parameter):
-    """All parameters of a module as one vector, of which they become views: for an optimizer, whose
-    step then is one operation. What zero_grad drops of their gradients, views too, becomes 0.
+    """All parameters of a module as one vector, of which they become views, so that an optimizer's
+    step is one operation. Their gradients are views, too; one that zero_grad drops becomes 0.
     """
 
     def __new__(cls, module):
@@ -982,13 +988,13 @@ class Vector(nn.Parameter):
 
 
 def clip_gradient(optimizer, max_norm: float):
-    """Shortens the gradient of Vector to max_norm if it is longer, as clip_grad_norm_."""
+    """Scales the gradient of Vector to max_norm if it is longer, as clip_grad_norm_ does."""
     (vector,) = optimizer.param_groups[0]["params"]
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
 
 
 def skip_compiler_import():
-    """Keeps torch's optimizers from importing its compiler (1.2 s) and telling it of each step."""
+    """Keeps torch's optimizers from importing the compiler (1.2 s) and calling it at each step."""
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__
         method.__dynamo_disable = method
@@ -997,11 +1003,12 @@ def skip_compiler_import():
     torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
 
 
-def main(name: str, args_class, make_agent, train, evaluation_policy):
-    """A script: make_agent(args, obs_space, action_space) makes its module, train(args, run) trains
-    it, evaluation_policy(agent, rng, args) makes a function of observations that returns actions.
+def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
+    """Runs a script. make_agent(args, obs_space, action_space) makes its module, train(args, run)
+    trains it, evaluation_policy(agent, rng, args) makes a function from observations to actions.
     """
-    run = Run(name, parse_args(name, args_class, sys.argv[1:]), make_agent, evaluation_policy)
+    args = parse_args(name, args_class, sys.argv[1:])
+    run = Run(name, args, make_agent, evaluation_policy, make_envs)
     if run.args.evaluate:
         Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
         return run.print_result(run.evaluate())

@@ -1,5 +1,11 @@
-"""Deep Q-learning (DQN): one network learns the value of every action from replayed steps, towards
-targets of a slowly following copy of itself. Double, dueling, C51 and n-step are switches of it.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
+#   "tensorboard==2.21.0", "tqdm==4.70.1", "threadpoolctl==3.8.0", "pygame-ce==2.5.8",
+#   "box2d==2.3.10", "mujoco==4.0.0", "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
+# ///
+"""Deep Q-learning (DQN): one network learns the value of every action from replayed steps, with
+targets from a copy of itself that follows slowly. Double, dueling, C51 and n-step are switches.
 
 Papers    DQN doi 10.1038/nature14236; double arXiv 1509.06461; dueling arXiv 1511.06581;
           C51 arXiv 1707.06887; n-step returns as in Rainbow, arXiv 1710.02298.
@@ -7,15 +13,15 @@ Run       python algos/dqn.py                                                  C
           python algos/dqn.py --double --dueling --n-step 3                    any combination
           python algos/dqn.py --n-atoms 51 --v-min 0 --v-max 50                C51: the support
               must hold the discounted returns, which on CartPole-v1 lie between 0 and 50
-Expect    a greedy return of 500 on CartPole-v1 on nine seeds of ten, in half a minute on one core.
+Expect    a greedy return of 500 on CartPole-v1 on nine of ten seeds, in half a minute on one core.
 
 Deliberate differences from the papers:
-- an episode cut by a time limit is bootstrapped from its true last observation, as the theory asks;
-- every stored step can be sampled, the newest ones with as many steps of return as there are;
-- Adam, its learning rate falling to 0, and a gradient whose norm is clipped, in C51 as well; of a
-  dueling network the gradient that enters the trunk is not scaled down;
+- an episode cut by a time limit is bootstrapped from its true last observation, as in theory;
+- every stored step can be sampled, the newest with as many rewards as there are so far;
+- Adam, its learning rate falling to 0, and a gradient whose norm is clipped, in C51 as well; a
+  dueling network's gradient is not scaled down before it enters the trunk;
 - by default five-step returns, uncorrected for older policies' actions (the paper: --n-step 1);
-- by default a target network that follows a little each time (--tau 1 copies it, as the papers do).
+- by default the target network moves a little each time (--tau 1 copies it, as the papers do).
 """
 
 import contextlib
@@ -75,7 +81,7 @@ class Args:
     train_frequency: int = 8
     """Steps between updates, summed over all environments."""
     gradient_steps: int = 4
-    """Minibatches learned from each time."""
+    """Gradient steps of an update, each on a new minibatch."""
     batch_size: int = 128
     """Transitions in a minibatch."""
     target_network_frequency: int = 8
@@ -89,7 +95,7 @@ class Args:
     exploration_fraction: float = 0.2
     """Length of that linear schedule, as a share of total_timesteps."""
     exploration_steps: int | None = None
-    """Length of that schedule, if it is not to depend on total_timesteps [steps]."""
+    """The same length in steps, whatever total_timesteps is; None: by exploration_fraction."""
     eval_epsilon: float = 0.0
     """Probability of a random action in evaluations; 0.001 is usual on Atari."""
     double: bool = False
@@ -97,15 +103,15 @@ class Args:
     dueling: bool = False
     """Splits the network into a value of the state and advantages of the actions."""
     n_atoms: int = 1
-    """Atoms of the distribution of returns (C51 has 51); 1: its mean alone, plain DQN."""
+    """Atoms of the distribution of returns (C51 has 51); 1: only its mean, plain DQN."""
     v_min: float = -10.0
     """Return at the first atom."""
     v_max: float = 10.0
     """Return at the last atom."""
     n_step: int = 5
-    """Rewards summed before the target network is asked; the paper has 1."""
+    """Rewards summed before the target network's value is added; the paper has 1."""
     loss: Literal["huber", "mse"] = "huber"
-    """Loss of the TD error, with one atom; with more it is the cross-entropy."""
+    """Loss of the TD error with one atom; with more atoms it is always the cross-entropy."""
     max_grad_norm: float = 10.0
     """Largest norm of the gradient of all parameters together; inf: no limit."""
     adam_eps: float = 1e-8
@@ -113,7 +119,7 @@ class Args:
     clip_reward: bool = False
     """Learns from the sign of the reward, as is usual on Atari; logged returns are not clipped."""
     bf16: bool = False
-    """Images: convolutions multiply in bfloat16; slow on a CPU without instructions for it."""
+    """Images: convolutions compute in bfloat16, which is slow on a CPU without support for it."""
     hidden_sizes: tuple[int, int] = (128, 128)
     """Widths of the two hidden layers, for vectors."""
     checkpoint_frequency: int = 50_000
@@ -138,8 +144,8 @@ class Args:
 
 
 class Layers(nn.Sequential):
-    """nn.Sequential that takes arrays, too, for acting: by NumPy, on the memory of the weights. For
-    a few rows it is faster than torch, which computes the layers that are not named here.
+    """nn.Sequential that takes arrays, too, for acting. NumPy then computes on the weights' memory,
+    faster than torch for a few rows; layers that are not named here are left to torch.
     """
 
     def __call__(self, x):
@@ -242,11 +248,11 @@ class QNetwork(nn.Module):
 
 
 class ReplayBuffer:
-    """The last `capacity` steps, of `num_envs` environments side by side; the oldest go first.
+    """The last `capacity` steps, of `num_envs` environments side by side; the oldest are replaced.
 
     Each observation is kept once: a step's successor is the next step's observation, but the true
-    last observation of a truncated episode is kept beside. Of stacked frames (`stack` > 1) only the
-    newest is kept; `blank` counts the black ones that a stack begins with after a reset.
+    last observation of a truncated episode is kept apart. Of stacked frames (`stack` > 1) only the
+    newest is kept; `blank` counts the black ones with which a stack begins after a reset.
     """
 
     ARRAYS = ("frames", "blank", "actions", "rewards", "terminated", "truncated")
@@ -282,8 +288,8 @@ class ReplayBuffer:
         self.total += 1
 
     def put(self, slot, obs):
-        """Keeps an observation of every environment: of a stack, oldest frame first, the newest and
-        how many black ones come first: too many where the game is black, but 0 over 0 is still 0.
+        """Keeps an observation of every environment; of a stack, oldest frame first, the newest and
+        how many black ones it begins with (a black game counts, too, but is 0 just the same).
         """
         if self.stack == 1:
             self.frames[slot] = obs
@@ -303,11 +309,11 @@ class ReplayBuffer:
     def sample(self, batch_size, n_step, gamma, rng):
         """Uniform over the steps t held: a dict of arrays with the first axis (batch_size,).
 
-        rewards      r_t + gamma r_{t+1} + ..., n of them: n_step, fewer at the end of an episode or
-                     of what is held
+        rewards      r_t + gamma r_{t+1} + ..., n of them: n_step, or fewer where the episode or the
+                     buffer ends
         discounts    gamma^n
         terminated   whether the task ended with the last of them
-        next_obs     s_{t+n}; where terminated whatever came next, which td_target leaves out
+        next_obs     s_{t+n}; where terminated whatever came next, which td_target ignores
         """
         ages = rng.integers(1, min(self.total, self.length) + 1, size=batch_size)  # 1: the newest
         envs = rng.integers(self.num_envs, size=batch_size)
@@ -360,8 +366,8 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     """Distribution of r + gamma^n Z(s') on the fixed support; eq. 7 of arXiv 1707.06887.
 
     support (atoms,), evenly spaced [units of return]; next_probs (batch, atoms), each row with sum
-    1; rewards, discounts, terminated (batch,). Returns (batch, atoms): what falls beyond an end is
-    the share of the atom there, what falls between two atoms goes to both, by nearness.
+    1; rewards, discounts, terminated (batch,). Returns (batch, atoms): what falls beyond an end
+    goes to the atom there, what falls between two atoms is divided between them, by nearness.
     """
     n_atoms, v_min, v_max = len(support), support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
@@ -413,7 +419,7 @@ def q_loss(q_network, target_q_network, batch, args):
 
 
 def update(q_network, target_q_network, optimizer, args, loss_of, batch):
-    """One gradient step. Returns what loss_of does, for the curves."""
+    """One gradient step. Returns what loss_of returns, for the curves."""
     loss, taken_logits = loss_of(q_network, target_q_network, batch, args)
     optimizer.zero_grad()
     loss.backward()
@@ -440,7 +446,7 @@ def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it
 
 
 def losses(q_network, history, last_batch):
-    """The scalars to log, of the updates since the last time."""
+    """The scalars to log: means over the updates since the last call."""
     td_losses, taken_logits = zip(*history, strict=True)
     taken_logits = torch.cat(taken_logits)  # (updates * batch, 1, atoms)
     scalars = {"losses/td_loss": torch.stack(td_losses).mean().item()}
@@ -512,12 +518,12 @@ def train(args: Args, run: "Run", loss_of=q_loss):
 
 @dataclass
 class RunArgs(Args):
-    """What every script can do, whatever its algorithm."""
+    """The arguments of every script, whatever its algorithm."""
 
     config: str | None = None
     """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
     resume: str | None = None
-    """Continues the run in this folder exactly, from its last checkpoint."""
+    """Continues the run in this folder exactly: from its last checkpoint, at first from step 0."""
     evaluate: str | None = None
     """Plays episodes with the trained agent of this run folder, and trains nothing."""
     exp_name: str = ""
@@ -547,7 +553,7 @@ class RunArgs(Args):
 
 
 def fail(text):
-    """Ends the script with one line about what the user can mend, and exit status 2."""
+    """Ends the script with exit status 2 and one line about what the user can fix."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
     sys.exit(2)
 
@@ -560,7 +566,7 @@ def require_range(args, names: str, low, high=math.inf):
 
 
 def parse_args(name: str, args_class, argv: list[str]):
-    """The command line, over a table of a config file or over the arguments of a saved run."""
+    """The arguments typed, and for the others a config's table or those of a saved run."""
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = tyro.cli(args_class, args=argv, description=about)
     saved, folder = {}, args.evaluate if args.resume is None else args.resume
@@ -640,7 +646,7 @@ def make_env(env_id: str, **keywords):
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """gymnasium's, but a step merges no infos: half the time on CartPole. final_obs: {env: obs}."""
+    """Like gymnasium's, but merges no infos: half the time on CartPole. final_obs: {env: obs}."""
 
     def step(self, actions):
         rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
@@ -657,7 +663,7 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """The same; ale_py sets `terminated` at a lost life, too, where the game goes on."""
+    """The same for Atari. ale_py sets `terminated` at a lost life, too, though the game goes on."""
 
     frames = 0  # (num_envs,): of each game so far
 
@@ -670,17 +676,16 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 
 def reset(envs, *entropy: int):
-    """The first observations, by independent seeds that follow from `entropy`."""
+    """Resets with independent seeds that follow from `entropy`; returns the first observations."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
-    takes_list = isinstance(envs, SyncEnvs)
-    return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
+    return envs.reset(seed=seeds if isinstance(envs, SyncEnvs) else np.int32(seeds))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
+    """All or nothing, even if the power fails: to another file, synced, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -705,9 +710,9 @@ def run_hash(agent) -> str:
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
-    def __init__(self, name: str, args: RunArgs, make_agent, evaluation_policy):
+    def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name, self.args, self.step_count = name, args, 0
-        self.evaluation_policy = evaluation_policy
+        self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
         self.envs = make_envs(args, args.num_envs)
         self.obs_space = self.envs.single_observation_space
         images = len(self.obs_space.shape) == 3
@@ -746,7 +751,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
 
     def start(self, **parts):
-        """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
+        """Begins or resumes; checkpoints keep `parts`. Returns the step and first observations."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -756,17 +761,18 @@ class Run:
             torch.set_rng_state(saved["torch_rng"])
             self.step_count = saved["step"]
             self.started -= saved["seconds"]
-            # TensorBoard drops what the process that was killed logged after its checkpoint
-            self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
-        else:
-            self.writer = SummaryWriter(self.folder)
-            settings = asdict(args)
+        # TensorBoard drops what a process that was killed logged after its last checkpoint
+        purge_step = self.step_count + 1 if args.resume else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not args.resume:
+            settings, files = asdict(args), {__file__, sys.modules[type(args).__module__].__file__}
             plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
             self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
-            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+            code = b"".join(Path(file).read_bytes() for file in sorted(files))  # a variant has two
+            about["versions"]["script"] = hashlib.sha256(code).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
             self.started = time.perf_counter()
@@ -779,7 +785,7 @@ class Run:
         """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
-        next_obs is the first observation of the next episode, successors the true last of this one.
+        next_obs is the next episode's first observation, successors has the true last one.
         """
         actions = actions.reshape(self.envs.action_space.shape)
         next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
@@ -795,7 +801,7 @@ class Run:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = make_envs(self.args, self.args.num_envs)
+            self.envs = self.make_envs(self.args, self.args.num_envs)
             next_obs = reset(self.envs, self.args.seed, self.step_count)
             self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
@@ -835,7 +841,7 @@ class Run:
         args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
         shared = random.getstate(), np.random.get_state()  # training may draw from these, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-        envs = make_envs(args, args.eval_episodes, training=False, **drawn)
+        envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
@@ -843,7 +849,7 @@ class Run:
         obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
         policy = self.evaluation_policy(self.agent, rng, args)
         returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in range(100_000):  # without a time limit an episode might not end
+        for _ in tqdm(range(100_000), "evaluation", leave=False):  # an episode might not end
             if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
                 video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
             actions = policy(obs).reshape(envs.action_space.shape)
@@ -860,7 +866,7 @@ class Run:
         return returns
 
     def save(self):
-        """Writes weights.npz and checkpoint.pt, once all that was logged is in its file."""
+        """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
         self.writer.flush()
         checkpoint = {
             "step": self.step_count,
@@ -874,7 +880,7 @@ class Run:
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
     def finish(self):
-        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        """Evaluates, writes weights.npz and result.json, and prints the result."""
         self.bar.close()
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
@@ -900,7 +906,7 @@ class Run:
 
     def recorded(self, function, *optimizers):
         """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
-        once, recorded, then replayed. What else it reads, but learning rates, must change in place.
+        once, recorded, then replayed. All else it reads must change in place, but learning rates.
         """
         if self.device.type != "cuda":
             return function
@@ -939,8 +945,8 @@ class Run:
 
 
 class Vector(nn.Parameter):
-    """All parameters of a module as one vector, of which they become views: for an optimizer, whose
-    step then is one operation. What zero_grad drops of their gradients, views too, becomes 0.
+    """All parameters of a module as one vector, of which they become views, so that an optimizer's
+    step is one operation. Their gradients are views, too; one that zero_grad drops becomes 0.
     """
 
     def __new__(cls, module):
@@ -968,13 +974,13 @@ class Vector(nn.Parameter):
 
 
 def clip_gradient(optimizer, max_norm: float):
-    """Shortens the gradient of Vector to max_norm if it is longer, as clip_grad_norm_."""
+    """Scales the gradient of Vector to max_norm if it is longer, as clip_grad_norm_ does."""
     (vector,) = optimizer.param_groups[0]["params"]
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
 
 
 def skip_compiler_import():
-    """Keeps torch's optimizers from importing its compiler (1.2 s) and telling it of each step."""
+    """Keeps torch's optimizers from importing the compiler (1.2 s) and calling it at each step."""
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__
         method.__dynamo_disable = method
@@ -983,11 +989,12 @@ def skip_compiler_import():
     torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
 
 
-def main(name: str, args_class, make_agent, train, evaluation_policy):
-    """A script: make_agent(args, obs_space, action_space) makes its module, train(args, run) trains
-    it, evaluation_policy(agent, rng, args) makes a function of observations that returns actions.
+def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
+    """Runs a script. make_agent(args, obs_space, action_space) makes its module, train(args, run)
+    trains it, evaluation_policy(agent, rng, args) makes a function from observations to actions.
     """
-    run = Run(name, parse_args(name, args_class, sys.argv[1:]), make_agent, evaluation_policy)
+    args = parse_args(name, args_class, sys.argv[1:])
+    run = Run(name, args, make_agent, evaluation_policy, make_envs)
     if run.args.evaluate:
         Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
         return run.print_result(run.evaluate())

@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
+#   "tensorboard==2.21.0", "tqdm==4.70.1", "threadpoolctl==3.8.0", "pygame-ce==2.5.8",
+#   "box2d==2.3.10", "mujoco==4.0.0", "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
+# ///
 """Twin Delayed Deep Deterministic policy gradient (TD3): a deterministic policy climbs a learned
 Q, which is kept from overestimating by a second critic, noise on its target and a delayed policy.
 
@@ -6,11 +12,11 @@ Run       python algos/td3.py                                             HalfCh
           python algos/td3.py --config benchmarks/lunarlander.toml        LunarLanderContinuous-v3
           python algos/td3.py --config benchmarks/halfcheetah.toml:td3-paper    the paper's settings
 Expect    with the paper's settings a return of 8,300 +- 1,000 on HalfCheetah-v5 in 300,000 steps,
-          in 40 minutes on one core; the defaults are those of the authors' present code.
+          in 40 minutes on one core; the defaults are those of the authors' current code.
 
 Deliberate differences from the paper:
 - actions are scaled to [-1, 1] by each dimension's own bounds, for the networks and the noise;
-- the random steps at the start are as many in every task, and nothing is learned during them.
+- every task begins with the same number of random steps, during which nothing is learned.
 """
 
 import contextlib
@@ -53,7 +59,7 @@ class Args:
     total_timesteps: int = 1_000_000
     """Training budget, summed over all environments [steps]."""
     num_envs: int = 1
-    """Environments stepped side by side. After each such step come as many updates."""
+    """Environments stepped side by side. After each step of all come as many updates."""
     learning_rate: float = 3e-4
     """Adam's step size, for the actor and for the critics."""
     buffer_size: int = 1_000_000
@@ -73,7 +79,7 @@ class Args:
     noise_clip: float = 0.5
     """Largest noise on the target's actions [half the action's range]."""
     policy_frequency: int = 2
-    """Updates of the critics to one of the actor and of the target networks."""
+    """Updates of the critics for each update of the actor and the target networks."""
     twin: bool = True
     """Two critics, the smaller one counts. DDPG: --no-twin --policy-frequency 1 --policy-noise 0"""
     hidden_sizes: tuple[int, int] = (256, 256)
@@ -118,7 +124,7 @@ class Critic(nn.Module):
 
 
 class Agent(nn.Module):
-    """A deterministic policy, which `policy` alone says, and the critics that teach it.
+    """A deterministic policy, which `policy` alone defines, and the critics that teach it.
 
     Inside, actions are in half ranges: 0 is the middle between a dimension's bounds, -1 and 1 are
     the bounds. So noise and clipping treat each dimension by its own range.
@@ -324,12 +330,12 @@ def train(args: Args, run: "Run"):
 
 @dataclass
 class RunArgs(Args):
-    """What every script can do, whatever its algorithm."""
+    """The arguments of every script, whatever its algorithm."""
 
     config: str | None = None
     """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
     resume: str | None = None
-    """Continues the run in this folder exactly, from its last checkpoint."""
+    """Continues the run in this folder exactly: from its last checkpoint, at first from step 0."""
     evaluate: str | None = None
     """Plays episodes with the trained agent of this run folder, and trains nothing."""
     exp_name: str = ""
@@ -359,7 +365,7 @@ class RunArgs(Args):
 
 
 def fail(text):
-    """Ends the script with one line about what the user can mend, and exit status 2."""
+    """Ends the script with exit status 2 and one line about what the user can fix."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
     sys.exit(2)
 
@@ -372,7 +378,7 @@ def require_range(args, names: str, low, high=math.inf):
 
 
 def parse_args(name: str, args_class, argv: list[str]):
-    """The command line, over a table of a config file or over the arguments of a saved run."""
+    """The arguments typed, and for the others a config's table or those of a saved run."""
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = tyro.cli(args_class, args=argv, description=about)
     saved, folder = {}, args.evaluate if args.resume is None else args.resume
@@ -452,7 +458,7 @@ def make_env(env_id: str, **keywords):
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """gymnasium's, but a step merges no infos: half the time on CartPole. final_obs: {env: obs}."""
+    """Like gymnasium's, but merges no infos: half the time on CartPole. final_obs: {env: obs}."""
 
     def step(self, actions):
         rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
@@ -469,7 +475,7 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """The same; ale_py sets `terminated` at a lost life, too, where the game goes on."""
+    """The same for Atari. ale_py sets `terminated` at a lost life, too, though the game goes on."""
 
     frames = 0  # (num_envs,): of each game so far
 
@@ -482,17 +488,16 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 
 def reset(envs, *entropy: int):
-    """The first observations, by independent seeds that follow from `entropy`."""
+    """Resets with independent seeds that follow from `entropy`; returns the first observations."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
-    takes_list = isinstance(envs, SyncEnvs)
-    return envs.reset(seed=seeds if takes_list else np.array(seeds, np.int32))[0]
+    return envs.reset(seed=seeds if isinstance(envs, SyncEnvs) else np.int32(seeds))[0]
 
 
 def write_file(path: Path, write):
-    """All or nothing, even if the power fails: written beside, synced to the disk, renamed."""
+    """All or nothing, even if the power fails: to another file, synced, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         write(file)
@@ -517,9 +522,9 @@ def run_hash(agent) -> str:
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
-    def __init__(self, name: str, args: RunArgs, make_agent, evaluation_policy):
+    def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name, self.args, self.step_count = name, args, 0
-        self.evaluation_policy = evaluation_policy
+        self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
         self.envs = make_envs(args, args.num_envs)
         self.obs_space = self.envs.single_observation_space
         images = len(self.obs_space.shape) == 3
@@ -558,7 +563,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
 
     def start(self, **parts):
-        """Takes what a checkpoint keeps, by state_dict; returns the step and first observations."""
+        """Begins or resumes; checkpoints keep `parts`. Returns the step and first observations."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -568,17 +573,18 @@ class Run:
             torch.set_rng_state(saved["torch_rng"])
             self.step_count = saved["step"]
             self.started -= saved["seconds"]
-            # TensorBoard drops what the process that was killed logged after its checkpoint
-            self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
-        else:
-            self.writer = SummaryWriter(self.folder)
-            settings = asdict(args)
+        # TensorBoard drops what a process that was killed logged after its last checkpoint
+        purge_step = self.step_count + 1 if args.resume else None
+        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
+        if not args.resume:
+            settings, files = asdict(args), {__file__, sys.modules[type(args).__module__].__file__}
             plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
             self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
             command = shlex.join(["python", *sys.argv])
             about = {"algo": self.name, "args": settings, "command": command}
             about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
-            about["versions"]["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+            code = b"".join(Path(file).read_bytes() for file in sorted(files))  # a variant has two
+            about["versions"]["script"] = hashlib.sha256(code).hexdigest()
             (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
             self.save()
             self.started = time.perf_counter()
@@ -591,7 +597,7 @@ class Run:
         """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
 
         Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
-        next_obs is the first observation of the next episode, successors the true last of this one.
+        next_obs is the next episode's first observation, successors has the true last one.
         """
         actions = actions.reshape(self.envs.action_space.shape)
         next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
@@ -607,7 +613,7 @@ class Run:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = make_envs(self.args, self.args.num_envs)
+            self.envs = self.make_envs(self.args, self.args.num_envs)
             next_obs = reset(self.envs, self.args.seed, self.step_count)
             self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
@@ -647,7 +653,7 @@ class Run:
         args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
         shared = random.getstate(), np.random.get_state()  # training may draw from these, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-        envs = make_envs(args, args.eval_episodes, training=False, **drawn)
+        envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
@@ -655,7 +661,7 @@ class Run:
         obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
         policy = self.evaluation_policy(self.agent, rng, args)
         returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in range(100_000):  # without a time limit an episode might not end
+        for _ in tqdm(range(100_000), "evaluation", leave=False):  # an episode might not end
             if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
                 video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
             actions = policy(obs).reshape(envs.action_space.shape)
@@ -672,7 +678,7 @@ class Run:
         return returns
 
     def save(self):
-        """Writes weights.npz and checkpoint.pt, once all that was logged is in its file."""
+        """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
         self.writer.flush()
         checkpoint = {
             "step": self.step_count,
@@ -686,7 +692,7 @@ class Run:
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
     def finish(self):
-        """The last evaluation, weights.npz and result.json, and what the user wants to know."""
+        """Evaluates, writes weights.npz and result.json, and prints the result."""
         self.bar.close()
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
@@ -712,7 +718,7 @@ class Run:
 
     def recorded(self, function, *optimizers):
         """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
-        once, recorded, then replayed. What else it reads, but learning rates, must change in place.
+        once, recorded, then replayed. All else it reads must change in place, but learning rates.
         """
         if self.device.type != "cuda":
             return function
@@ -751,8 +757,8 @@ class Run:
 
 
 class Vector(nn.Parameter):
-    """All parameters of a module as one vector, of which they become views: for an optimizer, whose
-    step then is one operation. What zero_grad drops of their gradients, views too, becomes 0.
+    """All parameters of a module as one vector, of which they become views, so that an optimizer's
+    step is one operation. Their gradients are views, too; one that zero_grad drops becomes 0.
     """
 
     def __new__(cls, module):
@@ -780,13 +786,13 @@ class Vector(nn.Parameter):
 
 
 def clip_gradient(optimizer, max_norm: float):
-    """Shortens the gradient of Vector to max_norm if it is longer, as clip_grad_norm_."""
+    """Scales the gradient of Vector to max_norm if it is longer, as clip_grad_norm_ does."""
     (vector,) = optimizer.param_groups[0]["params"]
     vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
 
 
 def skip_compiler_import():
-    """Keeps torch's optimizers from importing its compiler (1.2 s) and telling it of each step."""
+    """Keeps torch's optimizers from importing the compiler (1.2 s) and calling it at each step."""
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, method).__wrapped__
         method.__dynamo_disable = method
@@ -795,11 +801,12 @@ def skip_compiler_import():
     torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
 
 
-def main(name: str, args_class, make_agent, train, evaluation_policy):
-    """A script: make_agent(args, obs_space, action_space) makes its module, train(args, run) trains
-    it, evaluation_policy(agent, rng, args) makes a function of observations that returns actions.
+def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
+    """Runs a script. make_agent(args, obs_space, action_space) makes its module, train(args, run)
+    trains it, evaluation_policy(agent, rng, args) makes a function from observations to actions.
     """
-    run = Run(name, parse_args(name, args_class, sys.argv[1:]), make_agent, evaluation_policy)
+    args = parse_args(name, args_class, sys.argv[1:])
+    run = Run(name, args, make_agent, evaluation_policy, make_envs)
     if run.args.evaluate:
         Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
         return run.print_result(run.evaluate())

@@ -2,13 +2,17 @@
 
 import ast
 import itertools
+import re
+import sys
+import tomllib
 
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, SCRIPTS, VARIANTS
 
 LINE = "\n# The algorithm ends here."
 # each script's own; dqn's buffer keeps frames, td3's whole transitions
 OWN = {"Args", "Agent", "ReplayBuffer", "update", "train", "make_agent", "evaluation_policy"}
+METADATA = re.compile(r"# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723, at the top of each
 LINES = {"ppo": 570, "a2c": 525, "dqn": 510, "td3": 340}  # of the algorithm, at most
 
 
@@ -18,7 +22,19 @@ def floors(name):
     call = f'main("{name}", RunArgs, make_agent, train, evaluation_policy)'
     source, end = source.split('\n\n\nif __name__ == "__main__":\n')
     assert end.strip() == call and source.count(LINE) == 1
-    return source.split(LINE)
+    return METADATA.sub("", source).split(LINE)
+
+
+def imported(path):
+    """Names of the modules that a script imports."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            modules.add(node.module.split(".")[0])
+    return modules
 
 
 def definitions(source):
@@ -66,12 +82,27 @@ def test_a_script_stays_small(name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_imports_nothing_of_this_repository(name):
-    tree = ast.parse((ROOT / "algos" / f"{name}.py").read_text())
-    modules = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            modules.add(node.module.split(".")[0])
-    assert not modules & {"algos", "benchmarks", "bugs", "tests", *SCRIPTS}
+    modules = imported(ROOT / "algos" / f"{name}.py")
+    assert not modules & {"algos", "benchmarks", "bugs", "tests", "tasks", *SCRIPTS, *VARIANTS}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_uv_run_installs_what_requirements_txt_has(name):
+    """The metadata at the top of a script, which `uv run algos/ppo.py` reads."""
+    path = ROOT / "algos" / f"{name}.py"
+    text = METADATA.match(path.read_text()).group(1)
+    metadata = tomllib.loads("".join(line[2:] + "\n" for line in text.splitlines()))
+    assert metadata.keys() == {"requires-python", "dependencies"}
+    assert metadata["requires-python"] == ">=3.11"
+    wanted = set(metadata["dependencies"])
+    assert wanted <= set((ROOT / "requirements.txt").read_text().splitlines())
+    packages = {pin.split("==")[0] for pin in wanted}
+    others = imported(path) - sys.stdlib_module_names
+    assert others <= packages and {"tensorboard", "mujoco", "ale-py", "imageio"} <= packages
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_imports_its_parent_alone_and_stays_small(name):
+    path, parent = ROOT / "algos" / f"{name}.py", name.split("_")[0]
+    assert imported(path) & {*SCRIPTS, *VARIANTS} == {parent}
+    assert len(path.read_text().splitlines()) <= 250

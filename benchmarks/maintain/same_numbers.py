@@ -65,7 +65,8 @@ def commands(only: list[str]) -> dict[str, str]:
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
         for table, settings in tomllib.loads(path.read_text()).items():
             script = table.split("-")[0]
-            short = (IMAGES if settings["env_id"].startswith("ALE/") else SHORT)[script]
+            parent = script.split("_")[0]  # of a variant
+            short = (IMAGES if settings["env_id"].startswith("ALE/") else SHORT)[parent]
             config = f"--config benchmarks/{path.name}:{table}"
             found[f"{path.stem}:{table}"] = f"{script} {config} {short}"
     found |= MORE
@@ -85,8 +86,10 @@ def run_hash(tree: Path, command: str) -> str:
 
 
 def sha256(tree: Path, command: str) -> str:
-    """Of the script of a command."""
-    return hashlib.sha256((tree / "algos" / f"{command.split()[0]}.py").read_bytes()).hexdigest()
+    """Of the script of a command; of a variant, of its parent and it. As args.json has it."""
+    script = command.split()[0]
+    paths = sorted(tree / "algos" / f"{name}.py" for name in {script.split("_")[0], script})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
