@@ -47,6 +47,7 @@ animations: .venv/installed
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 tensorboard: .venv/installed
 	$(BIN)/tensorboard --logdir runs

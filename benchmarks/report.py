@@ -4,9 +4,9 @@
     python benchmarks/report.py --from-csv    benchmarks/results/ into README.md,
                                               benchmarks/README.md and benchmarks/results/curves.png
     python benchmarks/report.py --out DIR     runs/ into DIR alone: its CSVs, README.md, curves.png
-    python benchmarks/report.py --compare RUN RUN    any run folders on one picture, CleanRL's too;
-                                              which arguments differ; is this run a normal one, and
-                                              do its curves look healthy?
+    python benchmarks/report.py --compare RUN RUN    any run folders on one picture, CleanRL's too:
+                                              which arguments differ, whether the curves look
+                                              healthy, and how each run compares with our seeds
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
@@ -830,11 +830,16 @@ def place(name: str, value: float, cell: Cell, protocol: str) -> str:
     """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
     value, seeds = float(in_csv(value)), cell.values(protocol)
     low, high, n = seeds.min(), seeds.max(), len(seeds)
-    normal = f"above {(seeds < value).sum()}, below {(seeds > value).sum()}"
+    counts = {
+        "lower": (seeds < value).sum(),
+        "higher": (seeds > value).sum(),
+        "equal": (seeds == value).sum(),
+    }
+    text = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     if not low <= value <= high:
-        normal = f"outside, as one run in {(n + 1) / 2:g} is by chance"
-    seeds_text = f"{count_seeds(n)} of {cell.table}, {number(low)} to {number(high)}"
-    return f"  {name} {number(value)}; {seeds_text}: {normal}"
+        text = f"it lies outside of them, as {2 / (n + 1):.0%} of all runs do by chance"
+    seeds_text = f"{count_seeds(n)} of [{cell.table}] reached {number(low)} to {number(high)}"
+    return f"  {name} {number(value)}: {seeds_text}; {text}"
 
 
 def other_settings(run: AnyRun, cell: Cell) -> str:
@@ -850,7 +855,7 @@ def other_settings(run: AnyRun, cell: Cell) -> str:
     there = {name: str(value) for name, value in cell.about["args"].items()}
     names = sorted((there.keys() & run.args.keys()) - free)
     different = [name for name in names if not same(run.args[name], there[name])]
-    return ", ".join(f"{name} {run.args[name]}, there {there[name]}" for name in different)
+    return ", ".join(f"{name} {run.args[name]}, not {there[name]}" for name in different)
 
 
 def least_entropy(run: AnyRun) -> float:
@@ -948,12 +953,10 @@ def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
 
 def compare(folders: list[Path], picture: Path):
     runs, cells = [read_any_run(folder) for folder in folders], read_cells(RESULTS)
-    for name in sorted(set().union(*(run.args for run in runs)) - {"runs_dir"}):
-        values = [run.args.get(name, "-") for run in runs]
-        if len(set(values)) > 1:
-            print(f"{name:<24} {'   '.join(values)}")
-    for run in runs:
-        print(run.folder)
+    if len(runs) > 1:
+        print_differing_arguments(runs)
+    for i, run in enumerate(runs, 1):
+        print(f"Run {i}: {run.folder}")
         sick = health(run.scalars, run.args, least_entropy(run))
         for sentence in sick or ["its curves look healthy"]:
             print(f"  {sentence}")
@@ -962,12 +965,12 @@ def compare(folders: list[Path], picture: Path):
         here = [cell for cell in here if run.algo.startswith(cell.about["algo"])]
         if not here:
             print(f"  benchmarks/results/ has no seeds of {run.algo} on {run.env_id}")
-        if not run.finished:
-            print("  no comparison with the runs of benchmarks/results/: it is not finished")
+        elif not run.finished:
+            print("  not finished, so not compared with the seeds in benchmarks/results/")
             continue
         for cell in here:
             if settings := other_settings(run, cell):
-                print(f"  no comparison with {cell.table}, whose settings are others: {settings}")
+                print(f"  not compared with [{cell.table}], which has other settings: {settings}")
                 continue
             print(place("training return", last_episodes(run.points), cell, "training"))
             if greedy := run.scalars["eval/episodic_return"]:
@@ -975,13 +978,29 @@ def compare(folders: list[Path], picture: Path):
     figure, axis = pyplot().subplots(figsize=(8, 5))
     for color, run in enumerate(runs):
         steps, returns, _ = zip(*run.points, strict=True) if run.points else ((), (), ())
-        axis.plot(steps, returns, color=f"C{color}", linewidth=1, label=str(run.folder))
+        label = f"{color + 1}: {run.folder}"
+        axis.plot(steps, returns, color=f"C{color}", linewidth=1, label=label)
         if greedy := run.scalars["eval/episodic_return"]:
             axis.plot(*zip(*greedy, strict=True), color=f"C{color}", marker="o", linestyle="")
     axis.set(xlabel="steps", ylabel="return", title="lines: training episodes; dots: greedy")
     axis.legend(fontsize=7)
     figure.tight_layout()
     save(figure, picture)
+
+
+def print_differing_arguments(runs: list[AnyRun]):
+    """A table with a header: an argument that differs in each row, a run in each column."""
+    names = sorted(set().union(*(run.args for run in runs)) - {"runs_dir"})
+    rows = [[name, *(run.args.get(name, "-") for run in runs)] for name in names]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    if not rows:
+        print("No argument differs.\n")
+        return
+    rows = [["argument", *(f"run {i + 1}" for i in range(len(runs)))], *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    print()
 
 
 def main():
@@ -993,11 +1012,14 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: benchmarks/results")
     parser.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="run folders")
-    parser.add_argument("--picture", type=Path, default="compare.png", help="of --compare")
+    parser.add_argument(
+        "--picture", type=Path, help="of --compare; default: compare.png beside the first run"
+    )
     options = parser.parse_args()
     try:
         if options.compare:
-            compare(options.compare, options.picture)
+            beside = options.compare[0].resolve().with_name("compare.png")
+            compare(options.compare, options.picture or beside)
             return
         results = options.out.resolve()
         results.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from pathlib import Path
 from report import UserError, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
+SCRIPTS = sorted({path.stem for path in (ROOT / "algos").glob("*.py")} - {"tasks"})
 sys.path.insert(0, str(ROOT / "algos"))
 
 
@@ -84,21 +84,25 @@ def script_of(table: str) -> str | None:
     return next((name for name in SCRIPTS if table == name or table.startswith(f"{name}-")), None)
 
 
-def evaluation_period(total_timesteps: int) -> int:
-    """A twentieth of the budget, to one digit [steps]: 76,800 gives 4,000."""
-    twentieth = max(total_timesteps / 20, 1)
-    return int(round(twentieth, -int(math.log10(twentieth))))
+def evaluation_period(total_timesteps: int, evaluations: int) -> int:
+    """Steps between so many evaluations, to one digit: 76,800 for 20 gives 4,000. 0: at the end."""
+    if evaluations == 1:
+        return 0
+    period = max(total_timesteps / evaluations, 1)
+    return int(round(period, -int(math.log10(period))))
 
 
 def script_args(script: str, flags: list[str]) -> dict:
     """Every argument that `flags` give to a script, which ends with exit status 2 otherwise."""
     module = importlib.import_module(script)
-    args = asdict(module.parse_args(script, module.RunArgs, flags))
+    parent = importlib.import_module(script.split("_")[0])  # of a variant
+    args_class = module.Args if issubclass(module.Args, parent.RunArgs) else module.RunArgs
+    args = asdict(parent.parse_args(script, args_class, flags))
     return json.loads(json.dumps(args))  # lists for tuples, as args.json has them
 
 
 def read_config(name: str) -> tuple[Path, dict]:
-    """The file that a name or a path means, and the tables in it that a script is for."""
+    """The file that a name or a path means, and its tables."""
     path = Path(name).resolve() if name.endswith(".toml") else ROOT / "benchmarks" / f"{name}.toml"
     try:
         tables = tomllib.loads(path.read_text())
@@ -107,7 +111,13 @@ def read_config(name: str) -> tuple[Path, dict]:
         raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{shown(path)}: {error}") from None
-    return path, {table: settings for table, settings in tables.items() if script_of(table)}
+    for table in tables:
+        if not script_of(table):
+            raise UserError(
+                f"{shown(path)}: no script is named {table}: a table has the name of its script,"
+                f" alone or with a hyphen and a name of yours: [ppo], [ppo-{table}]"
+            )
+    return path, tables
 
 
 def plan(options, extra: list[str]) -> list[Job]:
@@ -134,7 +144,8 @@ def plan(options, extra: list[str]) -> list[Job]:
         flags += ["--torch-threads", str(options.torch_threads), "--runs-dir", parent]
         every = options.eval_frequency
         if every is None:
-            every = evaluation_period(script_args(script, flags + extra)["total_timesteps"])
+            total = script_args(script, flags + extra)["total_timesteps"]
+            every = evaluation_period(total, options.evaluations)
         flags += ["--eval-frequency", str(every), *extra]
         args = script_args(script, flags)
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
@@ -412,9 +423,11 @@ def parse_options(argv: list[str]):
         "--jobs", type=positive, help="runs at a time; default: cores / --torch-threads"
     )
     parser.add_argument("--torch-threads", type=positive, default=1, help="of a run; default 1")
-    parser.add_argument(
-        "--eval-frequency", type=int, help="steps; default: a twentieth of a run, to one digit"
+    evaluations = parser.add_mutually_exclusive_group()
+    evaluations.add_argument(
+        "--evaluations", type=positive, default=20, help="of a run, about; 1: the last; default 20"
     )
+    evaluations.add_argument("--eval-frequency", type=int, help="steps between them instead")
     parser.add_argument("--runs-dir", help="default: runs/CONFIG")
     parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
     parser.add_argument("--ray", metavar="ADDRESS", help="trains on this Ray cluster")

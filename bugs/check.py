@@ -1,4 +1,4 @@
-"""Is every mistake of bugs.toml stopped by the test that claims to stop it? `make bugs`.
+"""Is every mistake of bugs.toml caught by the test that claims to catch it? `make bugs`.
 
     python bugs/check.py                       all of them, two at a time, and rewrites README.md
     python bugs/check.py gae-across-episodes   this one, and why its test fails
@@ -35,10 +35,13 @@ SEEDS = (1, 2, 3, 4, 5)  # of the runs behind a picture
 
 
 def load() -> dict:
-    """bugs.toml, each bug with its flags as a list."""
+    """bugs.toml and the files of the variants beside it, each bug with its flags as a list."""
     catalogue = tomllib.loads((ROOT / "bugs" / "bugs.toml").read_text())
+    for path in sorted((ROOT / "bugs").glob("*_*.toml")):
+        catalogue["bug"] += tomllib.loads(path.read_text())["bug"]
     for bug in catalogue["bug"]:
-        bug["flags"] = bug.get("flags", catalogue["flags"][bug["file"].removesuffix(".py")]).split()
+        flags = catalogue["flags"].get(bug["file"].removesuffix(".py"), "")
+        bug["flags"] = bug.get("flags", flags).split()
         if "picture" in bug:
             bug["picture"]["flags"] = bug["picture"]["flags"].split()
     return catalogue
@@ -130,43 +133,66 @@ def changed_lines(bug: dict) -> str:
 
 
 def tidy(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 100, break_long_words=False)
+    whole = {"break_long_words": False, "break_on_hyphens": False}  # links, above all
+    return textwrap.fill(" ".join(text.split()), 100, **whole)
 
 
 HEADER = """# Classic mistakes of reinforcement learning
 
-{count} mistakes, each made in one place of one script of this collection, with the test that stops
-it. They are sorted by what you see: find your curve, then the line. All of it is data in
-`bugs.toml`, from which this page is written.
+{count} mistakes, each made in one place of one script of this collection, with a test that catches
+it. Begin with the ten below, look yours up [by symptom](#by-symptom), or
+[break a script yourself](#try-one). This page is written from `bugs.toml` and the files beside it.
 
-    make bugs                                       every mistake in a copy: its test must fail
-    python bugs/check.py NAME                       one of them; needs requirements-dev.txt
+## The ten that cost people most
+
+Chosen by how often they are reported and how long they stay unnoticed. That is a judgement, not a
+measurement.
+"""
+
+SYMPTOMS = """## By symptom
+
+The likeliest mistakes for what you see, most telling first. How strongly a curve shows a mistake
+depends on the task, and some mistakes show in no curve at all: they need a test.
+"""
+
+TRY_ONE = """## Try one
+
     python bugs/run.py NAME --seeds 3               trains the healthy and the broken script
     python bugs/run.py NAME -- --learning-rate 1e-3  with flags of your own
-    make bug-pictures                               the pictures below, from runs of its own
+    python bugs/check.py NAME                       breaks a copy: does the test fail?
+    make bugs                                       the same for all of them
+    make bug-pictures                               the pictures here, from runs of its own
 
-"How to notice" says what follows from the mistake. How strongly a curve shows it depends on the
-task; some curves show nothing, which is why there are tests. Mistakes of saving and resuming show
-only in a run that is resumed (`--resume`) or loaded (`--evaluate`). Pictures show the healthy and
-the broken script on the same {seeds} seeds and flags: the mean, and shaded what lies between the
-lowest and the highest seed; `curves/` has their points. Sources like cleanrl#198 are issues and
-pull requests on GitHub.
+`check.py` needs `pip install -r requirements-dev.txt`. Mistakes in saving and resuming show only in
+runs that are resumed (`--resume`) or loaded (`--evaluate`). A picture shows the healthy and the
+broken script with the same flags on the same {seeds} seeds: the line is their mean, the shaded area
+goes from the lowest to the highest seed, and `curves/` has the points. Sources like cleanrl#198 are
+issues and pull requests on GitHub.
+
+All mistakes follow, in groups:
 """
 
 
 def readme(catalogue: dict) -> str:
     """README.md as it must be."""
-    parts = [HEADER.format(count=len(catalogue["bug"]), seeds=len(SEEDS))]
-    groups = {
-        key: [bug for bug in catalogue["bug"] if bug["seen"] == key] for key in catalogue["seen"]
-    }
-    rows = ["| what you see | mistakes | with a picture |", "|---|---|---|"]
-    for key, title in catalogue["seen"].items():
-        names = [bug["name"] for bug in groups[key] if "picture" in bug]
-        links = ", ".join(f"[{name}](#{name})" for name in names)
-        rows.append(f"| [{title}](#{anchor(title)}) | {len(groups[key])} | {links} |")
-    parts.append("\n".join(rows) + "\n")
-    for key, title in catalogue["seen"].items():
+    bugs, titles = catalogue["bug"], catalogue["seen"]
+    groups = {key: [bug for bug in bugs if bug["seen"] == key] for key in titles}
+    parts = [HEADER.format(count=len(bugs))]
+    costly = [bug for bug in bugs if "costly" in bug]
+    # those with a picture are seen first
+    for i, bug in enumerate(sorted(costly, key=lambda bug: "picture" not in bug), 1):
+        item = tidy(bug["costly"])
+        if "picture" in bug:
+            item += f"\n\n![The curves of {bug['name']}](pictures/{bug['name']}.png)\n"
+        parts += [f"{i}. **[{bug['name']}](#{bug['name']})**:", textwrap.indent(item, "   ")]
+    parts += ["", SYMPTOMS, "| what you see | mistakes |\n|---|---|"]
+    for symptom, names in catalogue["symptoms"].items():
+        links = ", ".join(f"[{name}](#{name})" for name in names.split())
+        parts.append(f"| {symptom} | {links} |")
+    parts += ["", TRY_ONE.format(seeds=len(SEEDS))]
+    parts += [f"- [{title}](#{anchor(title)}): {len(groups[key])}" for key, title in titles.items()]
+    parts.append("")
+    for key, title in titles.items():
         parts.append(f"## {title}\n")
         for bug in groups[key]:
             parts += [

@@ -42,9 +42,6 @@ eval_episodes = 2
 [ppo-broken]
 env_id = "environments:Broken-v0"
 total_timesteps = 6144
-
-[other]
-unknown = 1
 """
 
 
@@ -293,10 +290,32 @@ def test_a_folder_that_cannot_be_made_is_refused(monkeypatch, capsys):
     assert exit.value.code == 2 and "run.py: --runs-dir: " in capsys.readouterr().err
 
 
-def test_the_period_of_evaluations_is_a_twentieth_to_one_digit():
+def test_the_period_of_evaluations_has_one_digit():
     budgets = [1, 100, 50_000, 76_800, 1_000_000, 10_000_000]
-    periods = [run.evaluation_period(budget) for budget in budgets]
+    periods = [run.evaluation_period(budget, 20) for budget in budgets]
     assert periods == [1, 5, 2_000, 4_000, 50_000, 500_000]
+    assert [run.evaluation_period(76_800, n) for n in (1, 2, 3, 5)] == [0, 40_000, 30_000, 20_000]
+
+
+def test_a_campaign_with_fewer_evaluations():
+    def frequency(flags):
+        (job,) = run.plan(run.parse_options(f"cartpole --algos a2c --seeds 1 {flags}".split()), [])
+        return job.flags[job.flags.index("--eval-frequency") + 1]
+
+    flags = ("", "--evaluations 4", "--evaluations 1", "--eval-frequency 700")
+    assert [frequency(text) for text in flags] == ["10000", "50000", "0", "700"]
+    with pytest.raises(SystemExit):  # which of the two?
+        frequency("--evaluations 4 --eval-frequency 700")
+
+
+@pytest.mark.parametrize("name", ["slow", "pposlow", "ppo2"])
+def test_a_table_without_a_script_is_told_what_names_look_like(tmp_path, name):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[ppo-fast]\n[{name}]\n")
+    with pytest.raises(run.UserError, match=rf"no script is named {name}: .*\[ppo-{name}\]"):
+        run.read_config(str(path))
+    path.write_text("[ppo-fast]\n[dqn]\n")
+    assert run.read_config(str(path))[1] == {"ppo-fast": {}, "dqn": {}}
 
 
 def test_labels_are_moved_apart_and_no_further():
@@ -689,16 +708,30 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
     (results / "ours" / "args.json").write_text(json.dumps(saved))
     report.compare([results / "ours"], results / "compare.png")
-    assert "no comparison with the runs of" in capsys.readouterr().out  # it is not finished
+    out = capsys.readouterr().out
+    assert "not finished, so not compared with" in out and "argument" not in out
     (results / "ours" / "result.json").touch()
     report.write_cell("ppo", [a_run(seed, 3.0, gamma=0.5) for seed in (1, 2)], report.RESULTS)
     report.compare([results / "cleanrl", results / "ours"], results / "compare.png")
-    out = " ".join(capsys.readouterr().out.split())
-    assert "gamma 0.90 0.9" in out and "env_id" not in out
-    assert out.count("no comparison with ppo, whose settings are others: gamma 0.9") == 2
-    assert "return 2.2; 3 seeds of ppo-mine, 1.5 to 2.5: above 2, below 1" in out
-    assert "77" not in out
-    assert "return 8.0; 3 seeds of ppo-mine, 1.5 to 2.5: outside, as one run in 2 is" in out
+    _, out = capsys.readouterr().out.split(" seeds\n")  # of write_cell
+    table, rest = out.split("\n\n")
+    assert [line.split() for line in table.splitlines()] == [
+        ["argument", "run", "1", "run", "2"],
+        ["exp_name", "ppo", "-"],
+        ["gamma", "0.90", "0.9"],
+        ["hf_entity", "-"],
+    ]
+    header, _, gamma, _ = table.splitlines()
+    assert header.index("run 1") == gamma.index("0.90")
+    assert header.index("run 2") == gamma.rindex("0.9")
+    runs = [line for line in rest.splitlines() if line.startswith("Run")]
+    assert runs == [f"Run 1: {results}/cleanrl", f"Run 2: {results}/ours"]
+    assert rest.count("not compared with [ppo], which has other settings: gamma 0.9") == 2
+    seeds = "3 seeds of [ppo-mine] reached 1.5 to 2.5"
+    assert f"training return 2.2: {seeds}; 2 lower, 1 higher\n" in rest
+    assert "77" not in rest
+    outside = "it lies outside of them, as 50% of all runs do by chance"
+    assert f"training return 8.0: {seeds}; {outside}\n" in rest
     assert (results / "compare.png").stat().st_size > 10_000
     with SummaryWriter(results / "cut") as writer:  # at a tenth of its budget
         rows = "\n".join(f"|{k}|{v}|" for k, v in (arguments | {"total_timesteps": 30_000}).items())
@@ -707,11 +740,35 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
             writer.add_scalar("charts/episodic_return", 2.2, step)
             writer.add_scalar("charts/episodic_length", 10, step)
     report.compare([results / "cut"], results / "compare.png")
-    assert "no comparison with the runs of" in capsys.readouterr().out
+    assert "not finished, so not compared with" in capsys.readouterr().out
+    report.compare([results / "ours"] * 2, results / "compare.png")
+    assert capsys.readouterr().out.startswith("No argument differs.\n")
     with pytest.raises(report.UserError, match="has no curves"):
         report.compare([results], results / "compare.png")
     with pytest.raises(report.UserError, match="'foo' is not supported"):
         report.compare([results / "ours"], results / "compare.foo")
+
+
+def test_a_place_among_seeds_that_are_all_alike(results):
+    report.write_cell("ppo", [a_run(seed, 500.0) for seed in (1, 2, 3)], report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
+    expected = "  greedy return 500.0: 3 seeds of [ppo] reached 500.0 to 500.0; 3 equal"
+    assert report.place("greedy return", 500.0, cell, "greedy") == expected
+
+
+def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(report, "compare", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(sys, "argv", "report.py --compare runs/CartPole-v1/ppo/1-now x/y".split())
+    report.main()
+    (tmp_path / "1-now").mkdir()
+    monkeypatch.chdir(tmp_path / "1-now")
+    for words in ("--compare .", "--compare . --picture mine.png"):
+        monkeypatch.setattr(sys, "argv", ["report.py", *words.split()])
+        report.main()
+    pictures = [picture for _, picture in calls]
+    own = tmp_path / "runs" / "CartPole-v1" / "ppo" / "compare.png"
+    assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
 
 
 def test_the_documents_hold_what_the_results_say():
@@ -847,8 +904,8 @@ def test_the_flags_of_a_cell_of_speed_parse(name, monkeypatch):
 def test_a_command_whose_numbers_are_compared_parses(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     script, *flags = f"{same_numbers.commands([])[name]} {same_numbers.EVERY}".split()
-    args = parse(importlib.import_module(script), flags)
-    assert args.checkpoint_frequency < args.total_timesteps or name in same_numbers.MORE
+    args = run.script_args(script, flags)
+    assert args["checkpoint_frequency"] < args["total_timesteps"] or name in same_numbers.MORE
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The collection of mistakes: data that fits the scripts, and a sample of what `make bugs` does."""
 
 import importlib
+import re
 import subprocess
 import sys
 
@@ -35,8 +36,10 @@ def test_a_bug_fits_its_script(name):
 
 @pytest.mark.parametrize("name", BUGS)
 def test_its_flags_are_those_of_the_script(name):
-    module = importlib.import_module(BUGS[name]["file"].removesuffix(".py"))
-    parse(module, BUGS[name]["flags"])
+    script = BUGS[name]["file"].removesuffix(".py")
+    module, parent = importlib.import_module(script), importlib.import_module(script.split("_")[0])
+    args_class = module.RunArgs if module is parent else module.Args  # a variant's has all of them
+    parent.parse_args(script, args_class, BUGS[name]["flags"])
 
 
 @pytest.mark.parametrize("name", PICTURED)
@@ -77,6 +80,17 @@ def test_a_curve_is_the_mean_over_stretches_of_the_run(tmp_path):
 def test_runs_that_all_fail_are_no_success(flags, status):
     command = [sys.executable, ROOT / "bugs" / "run.py", "gae-end-one-step-off", *flags]
     assert subprocess.run(command, capture_output=True).returncode == status
+
+
+def test_the_readme_opens_with_ten_mistakes_and_a_table_by_symptom():
+    _, ten, symptoms, *_ = check.README.read_text().split("\n## ")
+    costly = {name for name in BUGS if "costly" in BUGS[name]}
+    assert len(costly) == 10 == len(re.findall(r"^\d+\. \*\*\[", ten, re.MULTILINE))
+    assert set(re.findall(r"\]\(#([\w-]+)\)", ten)) == costly
+    assert set(re.findall(r"pictures/([\w-]+)\.png", ten)) == costly & set(PICTURED)
+    listed = " ".join(CATALOGUE["symptoms"].values()).split()
+    assert set(listed) <= BUGS.keys() and len(set(listed)) > 50
+    assert all(f"[{name}](#{name})" in symptoms for name in listed)
 
 
 def test_a_text_that_is_not_there_once_is_refused():
