@@ -1,0 +1,242 @@
+"""Small tasks that separate a variant from its parent: what the one learns, the other cannot.
+
+Run       python algos/ppo_lstm.py --env-id tasks:HiddenCartPole-v0
+"""
+
+import gymnasium as gym
+import numpy as np
+
+
+class HiddenCartPole(gym.ObservationWrapper):
+    """CartPole-v1 without its velocities: one observation does not say where cart and pole move."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, observation):
+        return observation[[0, 2]]  # position and angle
+
+
+class Recall(gym.Env):
+    """A bit is shown at the start, then three blank steps, and then it is to be repeated.
+
+    The return is 1 for the right answer and 0 for the wrong one: 0.5 on average without a memory.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)  # the bit as -1 or 1, then 0; time
+    action_space = gym.spaces.Discrete(2)
+    blanks = 3
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bit, self.t = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.bit - 1, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        asked = self.t > self.blanks
+        reward = float(asked and action == self.bit)
+        return np.array([0, self.t / (self.blanks + 1)], np.float32), reward, asked, False, {}
+
+
+gym.register("HiddenCartPole-v0", HiddenCartPole)
+gym.register("Recall-v0", Recall)
+
+
+class InvalidActions(gym.Env):
+    """70 states, drawn anew in every step, and reward 1 for the action that names the state. Only
+    15 actions are valid, also drawn in every step, with the right one among them; an invalid one is
+    just another wrong one. SB3-contrib tests with it, as InvalidActionEnvDiscrete.
+    """
+
+    n, num_valid = 70, 15
+    action_space = gym.spaces.Discrete(n)
+
+    def __init__(self, masked=True):
+        parts = {"action_mask": gym.spaces.MultiBinary(self.n), "obs": gym.spaces.Discrete(self.n)}
+        self.masked = masked
+        self.observation_space = gym.spaces.Dict(parts) if masked else parts["obs"]
+
+    def observe(self):
+        valid = self.np_random.choice(self.n, self.num_valid, replace=False)
+        self.state, mask = valid[0], np.zeros(self.n, np.int8)
+        mask[valid] = 1
+        return {"action_mask": mask, "obs": self.state} if self.masked else self.state
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(action == self.state)
+        return self.observe(), reward, False, False, {}  # a time limit ends the episode
+
+
+class ShuffledCartPole(gym.Wrapper):
+    """CartPole-v1 whose two pushes lie in two of seven slots, drawn anew in every step.
+
+    avail_actions says what a slot does: (1, 0) pushes to the left, (0, 1) to the right. The other
+    slots are (0, 0), masked, and push to a random side if they are taken all the same.
+    """
+
+    slots = 7
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        parts = {"action_mask": gym.spaces.MultiBinary(self.slots)}
+        parts["avail_actions"] = gym.spaces.Box(0, 1, (self.slots, 2), np.float32)
+        parts["obs"] = self.env.observation_space
+        self.observation_space = gym.spaces.Dict(parts)
+        self.action_space = gym.spaces.Discrete(self.slots)
+
+    def observe(self, obs):
+        self.avail = np.zeros((self.slots, 2), np.float32)
+        self.avail[self.np_random.choice(self.slots, 2, replace=False), [0, 1]] = 1
+        mask = self.avail.any(axis=1).astype(np.int8)
+        return {"action_mask": mask, "avail_actions": self.avail, "obs": obs}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self.observe(obs), info
+
+    def step(self, action):
+        valid = self.avail[action].any()
+        push = self.avail[action].argmax() if valid else self.np_random.integers(2)
+        obs, *rest = self.env.step(int(push))
+        return self.observe(obs), *rest
+
+
+gym.register("InvalidActions-v0", InvalidActions, max_episode_steps=100)
+gym.register("UnmaskedActions-v0", InvalidActions, max_episode_steps=100, kwargs={"masked": False})
+gym.register("ShuffledCartPole-v0", ShuffledCartPole)
+
+
+class Match(gym.Env):
+    """One step with two actions of four choices: the reward is 1 if they are equal, else 0.
+
+    With a bonus on entropy independent actions stay uniform and match in a quarter of all episodes,
+    but actions drawn one after the other can be random and match. Greedy ones hide the difference.
+    """
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.MultiDiscrete([4, 4])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action[0] == action[1]), True, False, {}
+
+
+gym.register("Match-v0", Match)
+
+
+class FarGoal(gym.Env):
+    """FrozenLake without holes: reward 1 for reaching the opposite corner of an n x n grid, else 0.
+
+    The time limit leaves exactly the shortest path, n - 1 steps down and as many to the right, so
+    a random walk arrives in C(2n - 2, n - 1) / 4^(2n - 2) of its episodes: for n = 10 in 7e-7.
+    Which action leads where differs from cell to cell, so that to prefer one everywhere is no help.
+    """
+
+    action_space = gym.spaces.Discrete(4)
+    directions = np.array([[0, -1], [1, 0], [0, 1], [-1, 0]])  # left, down, right, up
+
+    def __init__(self, n=10):
+        self.n, self.observation_space = n, gym.spaces.Discrete(n * n)
+        rng = np.random.default_rng(0)  # always the same grid
+        self.moves = np.stack([rng.permutation(self.directions) for _ in range(n * n)])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cell = 0
+        return self.cell, {}
+
+    def step(self, action):
+        place = np.divmod(self.cell, self.n) + self.moves[self.cell, action]
+        row, column = place.clip(0, self.n - 1)  # against a wall nothing moves
+        self.cell = int(row * self.n + column)
+        arrived = self.cell == self.n * self.n - 1
+        return self.cell, float(arrived), arrived, False, {}
+
+
+gym.register("FarGoal-v0", FarGoal, max_episode_steps=18)
+
+
+class Differ:
+    """Two agents see nothing and act once; each gets 1 if they chose differently, else 0.
+
+    A parallel environment in PettingZoo's terms. One policy that cannot tell who asks gives both
+    the same probabilities p, 1 - p, and so differs in 2 p (1 - p) <= 0.5 of all episodes.
+    """
+
+    possible_agents = ("agent_0", "agent_1")
+    obs_space, act_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def observation_space(self, agent):
+        return self.obs_space
+
+    def action_space(self, agent):
+        return self.act_space
+
+    def of_all(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        return self.of_all(np.zeros(1, np.float32)), self.of_all({})
+
+    def step(self, actions):
+        self.agents, reward = [], float(len(set(actions.values())) == 2)
+        obs, over = self.of_all(np.zeros(1, np.float32)), self.of_all(True)
+        return obs, self.of_all(reward), over, self.of_all(False), self.of_all({})
+
+    def close(self):
+        pass
+
+
+class MultiCartPole:
+    """Agents with a CartPole-v1 each. One that drops its pole is gone until the last has ended, as
+    in RLlib's MultiAgentCartPole.
+    """
+
+    def __init__(self, num_agents=4):
+        self.envs = {f"agent_{i}": gym.make("CartPole-v1") for i in range(num_agents)}
+        self.possible_agents = list(self.envs)
+
+    def observation_space(self, agent):
+        return self.envs[agent].observation_space
+
+    def action_space(self, agent):
+        return self.envs[agent].action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        seeds = [None if seed is None else seed + i for i in range(len(self.agents))]
+        starts = [env.reset(seed=s) for env, s in zip(self.envs.values(), seeds, strict=True)]
+        return tuple(dict(zip(self.agents, x, strict=True)) for x in zip(*starts, strict=True))
+
+    def step(self, actions):
+        steps = {agent: self.envs[agent].step(action) for agent, action in actions.items()}
+        self.agents = [a for a, step in steps.items() if not (step[2] or step[3])]
+        return tuple({agent: step[k] for agent, step in steps.items()} for k in range(5))
+
+    def close(self):
+        for env in self.envs.values():
+            env.close()
+
+
+class MilliCartPole(gym.ObservationWrapper):
+    """CartPole-v1 in millimetres and milliradians: its numbers, up to thousands, saturate a tanh."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def observation(self, observation):
+        return 1000 * observation
+
+
+gym.register("MilliCartPole-v0", MilliCartPole)

@@ -1,0 +1,275 @@
+"""ppo_lstm.py: the unrolled LSTM beside torch's own, ends of episodes, states of the bootstrap."""
+
+from itertools import pairwise
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_lstm
+import pytest
+import torch
+from conftest import only_run
+from gymnasium.spaces import Box, Discrete
+
+T, B, F, H = 13, 5, 3, 7  # steps, environments, length of observations and of the LSTM
+
+
+def box(n):
+    return Box(-1, 1, (n,), np.float32)
+
+
+def make_agent(action_space, **settings):
+    """An agent whose parameters are all of some size, so that no mistake hides behind a zero."""
+    args = ppo_lstm.Args(**{"num_envs": B, "num_steps": T, "lstm_size": H} | settings)
+    torch.manual_seed(0)
+    agent = ppo_lstm.make_agent(args, box(F), action_space)
+    for p in agent.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    ppo.Vector(agent)
+    return args, agent
+
+
+def torch_lstm(agent):
+    lstm = torch.nn.LSTM(F, H)
+    with torch.no_grad():
+        for name, layers in (("ih", agent.from_input), ("hh", agent.from_output)):
+            getattr(lstm, f"weight_{name}_l0").copy_(layers[0].weight)
+            getattr(lstm, f"bias_{name}_l0").copy_(layers[0].bias)
+    return lstm
+
+
+def episodes(ended):
+    """(env, first step, last step + 1) of every episode, or part of one, in a rollout."""
+    for env in range(ended.shape[1]):
+        cuts = [0, *(int(t) + 1 for t in np.flatnonzero(ended[:, env])), len(ended)]
+        yield from ((env, a, b) for a, b in pairwise(cuts) if a < b)
+
+
+def run_alone(lstm, state, features, env, start, stop):
+    """torch.nn.LSTM over one episode: outputs, (n, H), and the state after it, (2, H)."""
+    zeros = torch.zeros(2, 1, H)
+    h, cell = state[:, env : env + 1] if start == 0 else zeros
+    outputs, after = lstm(features[start:stop, env], (h, cell))
+    return outputs, torch.cat(after)
+
+
+def test_a_step_by_hand():
+    """Input gate 1/2, forget gate 3/4, output gate 1/2, new content tanh(0.5)."""
+    gates = torch.tensor([[0.0, np.log(3), 0.5, 0.0]])
+    h, cell = ppo_lstm.lstm_cell(gates, torch.tensor([[2.0]]))
+    expected = 0.75 * 2 + 0.5 * np.tanh(0.5)
+    assert cell.item() == pytest.approx(expected) and h.item() == pytest.approx(
+        0.5 * np.tanh(expected)
+    )
+    arrays = ppo_lstm.lstm_cell(gates.numpy(), np.full((1, 1), 2, np.float32))
+    np.testing.assert_allclose(np.ravel(arrays), [h.item(), cell.item()], rtol=1e-6)
+
+
+def test_unroll_equals_torchs_lstm_on_each_episode_alone():
+    _, agent = make_agent(Discrete(2))
+    lstm, state = torch_lstm(agent), torch.randn(2, B, H)
+    features, ended = torch.randn(T, B, F), torch.rand(T, B) < 0.25
+    assert ended[:-1].any(dim=0).all()  # in each environment
+    outputs, last = agent.unroll(features, state, ended)
+    assert outputs.shape == (T, B, H) and last.shape == (2, B, H)
+    for env, start, stop in episodes(ended.numpy()):
+        expected, after = run_alone(lstm, state, features, env, start, stop)
+        torch.testing.assert_close(outputs[start:stop, env], expected, rtol=0, atol=1e-6)
+        if stop == T:  # an end at the last step resets what follows the rollout, not this
+            torch.testing.assert_close(last[:, env], after, rtol=0, atol=1e-6)
+
+
+def test_no_gradient_crosses_an_end():
+    _, agent = make_agent(Discrete(2))
+    features, ended = torch.randn(T, B, F, requires_grad=True), torch.zeros(T, B, dtype=torch.bool)
+    ended[6, 2] = True
+    outputs, _ = agent.unroll(features, torch.randn(2, B, H), ended)
+    (gradient,) = torch.autograd.grad(outputs[7:].sum(), features)
+    assert (gradient[:7, 2] == 0).all() and (gradient[7:, 2] != 0).any()
+    assert (gradient[:7, 1] != 0).any()  # of an environment without an end
+
+
+def play(args, agent, rng):
+    """A rollout by random observations, ends of both kinds among them; log pi(a) when acting; the
+    successors, (T, B, F).
+    """
+    sizes = args.num_steps, args.num_envs, box(F), None if agent.discrete else len(agent.log_std)
+    state = rng.normal(size=(2, args.num_envs, H)).astype(np.float32)
+    buffer, acted = ppo_lstm.RolloutBuffer(*sizes, initial_state=state), []
+    all_successors = rng.normal(size=(T, B, F)).astype(np.float32)
+    for successors in all_successors:
+        obs = rng.normal(size=(B, F)).astype(np.float32)
+        features, after = agent.remember(agent.features(obs), state)
+        assert isinstance(features, np.ndarray)
+        actions, state = agent.act(obs, state, rng)
+        np.testing.assert_array_equal(state, after)
+        policy, actions_ = torch.as_tensor(agent.policy(features)), torch.as_tensor(actions)
+        if agent.discrete:
+            log_probs, _ = ppo.categorical_log_prob_and_entropy(policy, actions_)
+        else:
+            log_probs, _ = ppo.gaussian_log_prob_and_entropy(policy, agent.log_std, actions_)
+        acted.append(log_probs.detach().numpy())
+        terminated, truncated = rng.random((2, args.num_envs)) < 0.1
+        rewards = rng.normal(size=args.num_envs).astype(np.float32)
+        buffer.add(obs, actions, rewards, terminated, truncated, successors, state)
+        state = state * ~(terminated | truncated)[:, None]
+    return buffer, np.array(acted), all_successors
+
+
+@pytest.mark.parametrize(
+    "action_space, settings",
+    [(Discrete(3), {}), (Discrete(3), {"norm_obs": True}), (box(2), {})],
+    ids=["discrete", "normalised", "continuous"],
+)
+def test_the_ratio_is_one_before_the_first_step(action_space, settings):
+    """With ends inside the rollout and a first state that is not 0, for some of the environments,
+    in another order.
+    """
+    args, agent = make_agent(action_space, **settings)
+    rng = np.random.default_rng(0)
+    if args.norm_obs:
+        agent.obs_moments.update(rng.normal(2, 3, (100, F)))
+    buffer, acted, _ = play(args, agent, rng)
+    assert (buffer.terminated | buffer.truncated)[:-1].any() and acted.std() > 0.1
+    batch, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    np.testing.assert_allclose(batch["log_probs"].T, acted, atol=1e-5)
+    mini = {name: tensor[torch.tensor([3, 1])] for name, tensor in batch.items()}
+    _, _, log_ratio = ppo.ppo_loss(agent, mini, args, 0.2)
+    assert log_ratio.shape == (2, T) and log_ratio.abs().max() < 1e-5
+
+
+def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch):
+    args, agent = make_agent(Discrete(3))
+    buffer, _, successors = play(args, agent, np.random.default_rng(0))
+    seen, rollout_advantages = {}, ppo.rollout_advantages
+
+    def spy(agent, buffer, values, bootstrap_values, *rest):
+        seen.update(values=values, bootstrap=bootstrap_values)
+        return rollout_advantages(agent, buffer, values, bootstrap_values, *rest)
+
+    monkeypatch.setattr(ppo, "rollout_advantages", spy)
+    ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    ended, lstm = buffer.terminated | buffer.truncated, torch_lstm(agent)
+    values, after = np.zeros((2, T, B), np.float32)  # V of observations, and of their successors
+    for env, start, stop in episodes(ended):
+        sequence = torch.zeros(stop + 1, B, F)
+        sequence[:stop, env] = torch.as_tensor(buffer.obs[:stop, env])
+        sequence[stop, env] = torch.as_tensor(successors[stop - 1, env])
+        state = torch.as_tensor(buffer.initial_state)
+        outputs, _ = run_alone(lstm, state, sequence, env, start, stop + 1)
+        v = agent.value(outputs).detach().numpy()
+        values[start:stop, env], after[start:stop, env] = v[:-1], v[1:]
+    assert ended[:-1].sum() > 3 and not ended[-1].all()
+    np.testing.assert_allclose(seen["values"], values, atol=1e-5)
+    expected = [*after[ended], *after[-1]]  # by step, then environment
+    np.testing.assert_allclose(seen["bootstrap"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("env_id", ["Clock-v0", "EndingClock-v0"])  # truncated, terminated
+def test_states_in_training_are_those_of_the_unrolled_rollout(env_id, monkeypatch):
+    """Episodes of five steps in rollouts of seven, and a checkpoint after three of these."""
+    rollouts, make_sequences = [], ppo_lstm.make_sequences
+
+    def spy(agent, buffer, args, running):
+        with torch.no_grad():
+            features = agent.features(torch.as_tensor(buffer.obs))
+            ended = torch.as_tensor(buffer.terminated | buffer.truncated)
+            initial = torch.as_tensor(buffer.initial_state)
+            _, last = agent.unroll(features, initial, ended)
+        rollouts.append((buffer.initial_state, buffer.last_state, last.numpy(), ended[-1].numpy()))
+        return make_sequences(agent, buffer, args, running)
+
+    monkeypatch.setattr(ppo_lstm, "make_sequences", spy)
+    sizes = {"num_envs": 2, "num_steps": 7, "total_timesteps": 84, "checkpoint_frequency": 42}
+    args = ppo_lstm.Args(env_id=f"environments:{env_id}", **sizes, lstm_size=H, eval_episodes=1)
+    run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
+    ppo_lstm.train(args, run)
+    assert len(rollouts) == 6
+    state = np.zeros((2, 2, H))
+    for initial, last, unrolled, ended in rollouts:
+        np.testing.assert_array_equal(initial, state)
+        np.testing.assert_allclose(last, unrolled, atol=1e-6)
+        state = last * ~ended[:, None]
+    assert [ended.all() for *_, ended in rollouts] == [False, False, True] * 2
+    assert not any(last.any(axis=(0, 2)).sum() < 2 for _, last, *_ in rollouts)
+
+
+SETTINGS = "--env-id tasks:Recall-v0 --total-timesteps 2048 --checkpoint-frequency 512".split()
+SETTINGS += "--eval-episodes 3 --num-minibatches 2 --norm-obs --norm-reward".split()
+
+
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch):
+    trained = script("ppo_lstm", *SETTINGS)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("tasks-Recall-v0", "ppo_lstm")
+    evaluated = script("ppo_lstm", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+
+    args = ppo.parse_args("ppo_lstm", ppo_lstm.Args, [*SETTINGS, "--runs-dir", "stopped"])
+    run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
+    end_iteration = ppo.Run.end_iteration
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 1100:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ppo_lstm.train(args, run)
+    assert script("ppo_lstm", "--resume", run.folder).hash == trained.hash
+
+
+def test_the_policy_of_an_evaluation_remembers_from_step_to_step():
+    args, agent = make_agent(Discrete(4))
+    obs = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
+    policy = ppo_lstm.evaluation_policy(agent, None, args)
+    played = np.array([policy(x) for x in obs])
+    with torch.no_grad():
+        outputs, _ = torch_lstm(agent)(torch.as_tensor(obs))
+    expected = agent.policy(outputs).argmax(dim=-1).numpy()
+    np.testing.assert_array_equal(played, expected)
+    assert len(np.unique(expected)) > 1
+    forgetful = [ppo_lstm.evaluation_policy(agent, None, args)(x) for x in obs]
+    assert (np.array(forgetful) != expected).any()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--num-envs", 4, "--num-minibatches", 8], "num_minibatches=8 must divide num_envs=4"),
+        (["--lstm-size", 0], "lstm_size=0 must lie between 1 and inf"),
+        (["--env-id", "CarRacing-v3"], "ppo_lstm takes vectors, not images"),
+    ],
+)
+def test_what_it_cannot_take_is_said_in_a_line(script, flags, words):
+    result = script("ppo_lstm", *flags, ok=False)
+    assert result.status == 2 and words in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_it_recalls_what_no_network_without_a_memory_can():
+    """A bit is shown at the start and asked for later: 0.5 is the best without a memory."""
+    returns = {}
+    for script, variant in ((ppo, None), (ppo_lstm, ppo_lstm)):
+        args_class = ppo.RunArgs if variant is None else variant.Args
+        args = args_class(env_id="tasks:Recall-v0", total_timesteps=20_480, eval_episodes=100)
+        run = ppo.Run(script.__name__, args, script.make_agent, script.evaluation_policy)
+        script.train(args, run)
+        returns[script.__name__] = run.evaluate().mean()
+    assert returns["ppo_lstm"] == 1 and 0.3 < returns["ppo"] < 0.7
+
+
+def test_the_tasks_hide_what_matters():
+    env = gym.make("tasks:HiddenCartPole-v0")
+    obs, _ = env.reset(seed=3)
+    np.testing.assert_array_equal(obs, gym.make("CartPole-v1").reset(seed=3)[0][[0, 2]])
+    env, bits = gym.make("tasks:Recall-v0"), set()
+    for seed in range(10):
+        (shown, _), _ = env.reset(seed=seed)
+        rows = [env.step(int(shown > 0)) for _ in range(4)]
+        assert [row[1] for row in rows] == [0, 0, 0, 1] and [row[2] for row in rows][-1]
+        assert all(row[0][0] == 0 for row in rows)  # never shown again
+        bits.add(shown)
+    assert bits == {-1, 1}
