@@ -285,15 +285,19 @@ class Agent(nn.Module):
             log_probs, entropies = gaussian_log_prob_and_entropy(policy, self.log_std, actions)
         return log_probs, entropies, self.value(features)
 
+    def end_rollout(self, obs):  # (steps, envs, *obs_shape)
+        # after the update, so that acting and learning saw the same statistics
+        if self.obs_moments is not None:
+            self.obs_moments.update(obs.reshape(-1, *obs.shape[2:]))
+
 
 class RolloutBuffer:
     """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
 
-    def __init__(self, num_steps, num_envs, obs_space, action_dim=None):  # None: discrete actions
+    def __init__(self, num_steps, num_envs, obs_space):
         shape = num_steps, num_envs
         self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
-        action_shape, dtype = ((), np.int64) if action_dim is None else ((action_dim,), np.float32)
-        self.actions = np.zeros((*shape, *action_shape), dtype)
+        self.actions = None  # made like the first ones that are added
         self.rewards = np.zeros(shape, np.float32)
         self.terminated = np.zeros(shape, np.bool_)  # the task ended
         self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
@@ -304,6 +308,8 @@ class RolloutBuffer:
         t, ended = self.size, terminated | truncated
         assert rewards.shape == ended.shape == self.rewards.shape[1:], (rewards.shape, ended.shape)
         assert obs.shape == successors.shape == self.obs.shape[1:], (obs.shape, successors.shape)
+        if self.actions is None:
+            self.actions = np.zeros((*self.rewards.shape, *actions.shape[1:]), actions.dtype)
         assert actions.shape == self.actions.shape[1:], actions.shape
         self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
         self.terminated[t], self.truncated[t] = terminated, truncated
@@ -490,7 +496,6 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
     kinds = {"rmsprop_tf": RMSpropTF, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
     settings = {"fused": True} if args.optimizer == "adam" else {"alpha": 0.99}
     optimizer = kinds[args.optimizer]([Vector(agent)], lr=args.learning_rate, eps=1e-5, **settings)
-    action_dim = None if agent.discrete else len(agent.log_std)
     running_returns, losses = np.zeros(args.num_envs), []  # a checkpoint ends both
     step, obs = run.start(agent=agent, optimizer=optimizer)
     agent.forward = run.recorded(agent.forward)  # on a GPU, replays as a CUDA graph
@@ -499,7 +504,7 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
         if args.anneal_lr:
             learning_rate = linear_schedule(learning_rate, 0.0, duration, step)
         optimizer.param_groups[0]["lr"] = learning_rate
-        buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space, action_dim)
+        buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space)
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
             actions = agent.act(obs, run.rng)
             # next_obs is acted on next: after an episode's end, the new one's first. successors are
@@ -512,8 +517,7 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
 
         batch, running_returns = rollout_batch(agent, buffer, args, running_returns)
         losses.append(update(agent, optimizer, batch, args, loss_of))
-        if args.norm_obs:  # after the update, so that acting and learning saw the same statistics
-            agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
+        agent.end_rollout(buffer.obs[: buffer.size])
         scalars = {"charts/learning_rate": learning_rate}
         if run.logs_now():  # means of all updates since the last time
             for k in losses[0]:

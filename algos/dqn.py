@@ -306,8 +306,13 @@ class ReplayBuffer:
         stacked[np.arange(self.stack) < self.blank[slots, envs][:, None]] = 0
         return stacked
 
+    def draw(self, batch_size, rng):
+        """Steps for a minibatch, uniformly: their ages, 1 for the newest, and environments."""
+        ages = rng.integers(1, min(self.total, self.length) + 1, size=batch_size)
+        return ages, rng.integers(self.num_envs, size=batch_size)
+
     def sample(self, batch_size, n_step, gamma, rng):
-        """Uniform over the steps t held: a dict of arrays with the first axis (batch_size,).
+        """Of the steps t that are drawn: a dict of arrays with the first axis (batch_size,).
 
         rewards      r_t + gamma r_{t+1} + ..., n of them: n_step, or fewer where the episode or the
                      buffer ends
@@ -315,8 +320,7 @@ class ReplayBuffer:
         terminated   whether the task ended with the last of them
         next_obs     s_{t+n}; where terminated whatever came next, which td_target ignores
         """
-        ages = rng.integers(1, min(self.total, self.length) + 1, size=batch_size)  # 1: the newest
-        envs = rng.integers(self.num_envs, size=batch_size)
+        ages, envs = self.draw(batch_size, rng)
         ks, powers = np.arange(n_step), np.float32(gamma ** np.arange(n_step + 1))
         slots = (self.total - ages[:, None] + ks) % self.slots  # (batch_size, n_step)
         flat = slots * self.num_envs + envs[:, None]  # for take, twice as fast as [slots, envs]
@@ -384,28 +388,28 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     return projected
 
 
-def q_loss(q_network, target_q_network, batch, args):
-    """The TD loss of a batch, a scalar, and the logits of the actions taken, (batch, 1, atoms).
+@torch.no_grad()  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
+def q_target(q_network, target_q_network, batch, args):
+    """What Q of the actions taken should be, (batch,); with atoms a distribution, (batch, atoms).
 
     batch: what ReplayBuffer.sample gives, as tensors.
     """
     rows = torch.arange(len(batch["actions"]), device=q_network.device)
-    with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
-        next_logits = target_q_network(batch["next_obs"])  # (batch, actions, atoms)
-        # double: eq. 4 of arXiv 1509.06461
-        ranking_logits = q_network(batch["next_obs"]) if args.double else next_logits
-        next_actions = q_network.q_values(ranking_logits).argmax(dim=1)
-        next_logits = next_logits[rows, next_actions]  # (batch, atoms): of the best actions alone
-        rewards, discounts, terminated = batch["rewards"], batch["discounts"], batch["terminated"]
-        if args.n_atoms == 1:
-            next_values = q_network.q_values(next_logits[:, None]).squeeze(1)  # (batch,)
-            target = td_target(rewards, discounts, terminated, next_values)
-        else:
-            next_probs = torch.softmax(next_logits, dim=1)
-            target = project_categorical(
-                q_network.support, next_probs, rewards, discounts, terminated
-            )
+    next_logits = target_q_network(batch["next_obs"])  # (batch, actions, atoms)
+    # double: eq. 4 of arXiv 1509.06461
+    ranking_logits = q_network(batch["next_obs"]) if args.double else next_logits
+    next_actions = q_network.q_values(ranking_logits).argmax(dim=1)
+    next_logits = next_logits[rows, next_actions]  # (batch, atoms): of the best actions alone
+    steps = batch["rewards"], batch["discounts"], batch["terminated"]
+    if args.n_atoms == 1:
+        return td_target(*steps, q_network.q_values(next_logits[:, None]).squeeze(1))
+    return project_categorical(q_network.support, torch.softmax(next_logits, dim=1), *steps)
 
+
+def q_loss(q_network, target_q_network, batch, args):
+    """The TD loss of a batch, a scalar, and the logits of the actions taken, (batch, 1, atoms)."""
+    target = q_target(q_network, target_q_network, batch, args)
+    rows = torch.arange(len(batch["actions"]), device=q_network.device)
     taken_logits = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
     if args.n_atoms == 1:
         q_values = q_network.q_values(taken_logits[:, None]).squeeze(1)

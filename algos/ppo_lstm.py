@@ -164,7 +164,6 @@ def train(args: Args, run: ppo.Run):  # as ppo's, but for the lines with `state`
     agent = run.agent
     optimizer = torch.optim.Adam([ppo.Vector(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
     sizes = args.num_steps, args.num_envs, run.obs_space
-    action_dim = None if agent.discrete else len(agent.log_std)
     running_returns = np.zeros(args.num_envs)
     state = np.zeros((2, args.num_envs, args.lstm_size), np.float32)  # a checkpoint ends it, too
     step, obs = run.start(agent=agent, optimizer=optimizer)
@@ -173,7 +172,7 @@ def train(args: Args, run: ppo.Run):  # as ppo's, but for the lines with `state`
     while step < args.total_timesteps:
         learning_rate, clip_coef = ppo.schedules(args, step)
         optimizer.param_groups[0]["lr"] = learning_rate
-        buffer = RolloutBuffer(*sizes, action_dim, initial_state=state)
+        buffer = RolloutBuffer(*sizes, initial_state=state)
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
             actions, state = agent.act(obs, state, run.rng)
             next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
@@ -184,8 +183,7 @@ def train(args: Args, run: ppo.Run):  # as ppo's, but for the lines with `state`
 
         batch, running_returns = make_sequences(agent, buffer, args, running_returns)
         scalars = ppo.update(learn, batch, args, clip_coef, run.rng)
-        if args.norm_obs:
-            agent.obs_moments.update(buffer.obs[: buffer.size].reshape(-1, *run.obs_space.shape))
+        agent.end_rollout(buffer.obs[: buffer.size])
         step = run.end_iteration({"charts/learning_rate": learning_rate, **scalars})
 
 

@@ -32,7 +32,7 @@ def make_agent(script, actions=DISCRETE):
 
 def fill_buffer(script, agent, rng):
     """A rollout at random, in which episodes end and are cut."""
-    buffer = script.RolloutBuffer(STEPS, ENVS, VECTORS, None if agent.discrete else ACTIONS)
+    buffer = script.RolloutBuffer(STEPS, ENVS, VECTORS)
     for _ in range(STEPS):
         obs, successors = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
         actions = agent.act(obs, rng)

@@ -93,7 +93,7 @@ def play(args, agent, rng):
     """A rollout by random observations, ends of both kinds among them; log pi(a) when acting; the
     successors, (T, B, F).
     """
-    sizes = args.num_steps, args.num_envs, box(F), None if agent.discrete else len(agent.log_std)
+    sizes = args.num_steps, args.num_envs, box(F)
     state = rng.normal(size=(2, args.num_envs, H)).astype(np.float32)
     buffer, acted = ppo_lstm.RolloutBuffer(*sizes, initial_state=state), []
     all_successors = rng.normal(size=(T, B, F)).astype(np.float32)
