@@ -74,13 +74,13 @@ class InvalidActions(gym.Env):
 
 
 class ShuffledCartPole(gym.Wrapper):
-    """CartPole-v1 whose two pushes lie in two of seven slots, drawn anew in every step.
+    """CartPole-v1 whose two pushes lie in two of 31 slots, drawn anew in every step.
 
     avail_actions says what a slot does: (1, 0) pushes to the left, (0, 1) to the right. The other
     slots are (0, 0), masked, and push to a random side if they are taken all the same.
     """
 
-    slots = 7
+    slots = 31
 
     def __init__(self):
         super().__init__(gym.make("CartPole-v1"))
@@ -229,7 +229,7 @@ class MultiCartPole:
 
 
 class MilliCartPole(gym.ObservationWrapper):
-    """CartPole-v1 in millimetres and milliradians: its numbers, up to thousands, saturate a tanh."""
+    """CartPole-v1 in millimetres and milliradians: up to thousands, which saturate a tanh."""
 
     def __init__(self):
         super().__init__(gym.make("CartPole-v1"))

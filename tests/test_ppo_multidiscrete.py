@@ -1,0 +1,280 @@
+"""Actions of several discrete components: joint distributions enumerated, spaces, exact resume."""
+
+import itertools
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_multidiscrete
+import pytest
+import tasks  # noqa: F401, registers Match-v0
+import torch
+from conftest import new_run, train
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
+IMAGES = Box(0, 255, (3, 36, 36), np.uint8)
+ALL = list(itertools.product(*map(range, NVEC)))  # the 30 actions, by their index
+
+
+class Told(gym.Env):
+    """One step: the reward is the share of components that are as the observation tells."""
+
+    observation_space = Box(0, 1, (2,), np.float32)
+    action_space = MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bit = int(self.np_random.integers(2))
+        return np.eye(2, dtype=np.float32)[self.bit], {}
+
+    def goal(self):  # in each component the first choice or the last one
+        return np.array([1, 2]) * self.bit
+
+    def step(self, action):
+        assert action in self.action_space, action
+        share = np.mean(np.array(action).ravel() == self.goal())
+        return np.zeros(2, np.float32), float(share), True, False, {}
+
+
+class ToldTuple(Told):
+    action_space = Tuple([Discrete(2), Discrete(3)])
+
+
+class ToldTupleFrom(Told):
+    action_space = Tuple([Discrete(2, start=7), Discrete(3, start=-1)])
+
+    def goal(self):
+        return super().goal() + np.array([7, -1])
+
+
+class ToldFrom(ToldTupleFrom):
+    action_space = MultiDiscrete([2, 3], start=[7, -1])
+
+
+class ToldMatrix(Told):
+    action_space = MultiDiscrete([[2], [3]])
+
+
+class OneComponent(gym.ActionWrapper):
+    action_space = MultiDiscrete([2])
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def action(self, action):
+        return int(action[0])
+
+
+class Other(Told):
+    def __init__(self, space):
+        self.action_space = space
+
+
+for env in (Told, ToldTuple, ToldTupleFrom, ToldFrom, ToldMatrix, OneComponent, Other):
+    gym.register(f"{env.__name__}-v0", env)
+
+
+def multi_run(**settings):
+    args = ppo_multidiscrete.Args(**{"runs_dir": str(Path("multi").resolve())} | settings)
+    hooks = ppo_multidiscrete.make_agent, ppo.evaluation_policy, ppo_multidiscrete.make_envs
+    return ppo.Run("ppo_multidiscrete", args, *hooks)
+
+
+def trained(**settings):
+    run = multi_run(**settings)
+    ppo.train(run.args, run)
+    return run
+
+
+def random_agent(space=OBS, **settings):
+    torch.manual_seed(0)
+    args = ppo_multidiscrete.Args(hidden_size=13, **settings)
+    agent = ppo_multidiscrete.make_agent(args, space, MultiDiscrete(NVEC))
+    for p in agent.parameters():  # none of them small, biases included
+        torch.nn.init.normal_(p, std=0.5)
+    return agent
+
+
+def observations():
+    return np.random.default_rng(0).uniform(-1, 1, (BATCH, 7)).astype(np.float32)
+
+
+def joint(agent, obs):
+    """P of all actions by their index, (batch, actions), and entropies, as the loss sees them."""
+    columns, entropies = [], []
+    for action in itertools.product(*map(range, agent.nvec)):
+        actions = torch.tensor(action).expand(len(obs), -1)
+        log_probs, entropy, _ = agent.evaluate_actions(
+            {"obs": torch.tensor(obs), "actions": actions}
+        )
+        columns.append(log_probs.exp().detach().numpy())
+        entropies.append(entropy.detach().numpy())
+    return np.stack(columns, axis=1), np.stack(entropies, axis=1)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+
+
+def test_log_probs_and_entropies_are_those_of_products_by_hand():
+    first, second = [1 / 4, 3 / 4], [1 / 2, 1 / 3, 1 / 6]
+    actions = torch.tensor(list(itertools.product(range(2), range(3))))
+    logits = torch.log(torch.tensor([first + second] * 6)) + torch.tensor([3.0] * 2 + [-5.0] * 3)
+    scores = ppo_multidiscrete.multi_categorical_log_prob_and_entropy(logits, actions, [2, 3])
+    log_probs, entropies = scores
+    expected = torch.tensor([3, 2, 1, 9, 6, 3]) / 24
+    torch.testing.assert_close(log_probs.exp(), expected)
+    of_joint = -(expected * expected.log()).sum()
+    torch.testing.assert_close(entropies, of_joint.expand(6))
+
+
+def test_each_row_has_logits_of_its_own():
+    rng = np.random.default_rng(0)
+    logits, actions = rng.normal(size=(BATCH, 10)), rng.integers(NVEC, size=(BATCH, 3))
+    tensors = torch.tensor(logits), torch.tensor(actions)
+    log_probs, _ = ppo_multidiscrete.multi_categorical_log_prob_and_entropy(*tensors, NVEC)
+    for row in range(BATCH):
+        parts = [softmax(part) for part in np.split(logits[row], [2, 5])]
+        product = np.prod([part[a] for part, a in zip(parts, actions[row], strict=True)])
+        assert log_probs[row].exp().item() == pytest.approx(product)
+
+
+def test_an_action_of_another_number_of_components_is_no_action():
+    with pytest.raises(AssertionError):
+        ppo_multidiscrete.multi_categorical_log_prob_and_entropy(
+            torch.zeros(6, 5), torch.zeros(6, 1, dtype=torch.int64), [2, 3]
+        )
+
+
+@pytest.mark.parametrize("autoregressive", [False, True])
+def test_what_acts_is_what_learns(autoregressive):
+    """The distribution in the loss, over all 30 actions, is the one that actions come from."""
+    agent, obs = random_agent(autoregressive=autoregressive), observations()[:3]
+    probs, entropies = joint(agent, obs)
+    np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-5)
+    of_joint = -(probs * np.log(probs)).sum(axis=1)
+    # of an autoregressive one on average over actions, of an independent one always
+    np.testing.assert_allclose((probs * entropies).sum(axis=1), of_joint, rtol=1e-4)
+    assert (entropies.std(axis=1) > 1e-3).all() == autoregressive
+
+    rng, draws = np.random.default_rng(0), 20_000
+    for row in range(3):
+        drawn = agent.act(np.repeat(obs[row : row + 1], draws, axis=0), rng)
+        shares = np.bincount(np.ravel_multi_index(drawn.T, NVEC), minlength=30) / draws
+        np.testing.assert_allclose(shares, probs[row], atol=0.015)  # 4 standard deviations
+
+
+def test_later_components_see_the_stored_ones_before_them_one_hot():
+    """P(a_1 | s) P(a_2 | s, a_1) P(a_3 | s, a_1, a_2) by hand, from the networks of the agent."""
+    agent, obs = random_agent(autoregressive=True), observations()
+    probs, _ = joint(agent, obs)
+    for index, action in enumerate(ALL):
+        product, hots = np.ones(BATCH), []
+        for head, n, a in zip(agent.actor, NVEC, action, strict=True):
+            inputs = np.concatenate([obs, *hots], axis=1)
+            with torch.no_grad():
+                product *= softmax(head(torch.tensor(inputs)).numpy())[:, a]
+            hots.append(np.tile(np.eye(n, dtype=np.float32)[a], (BATCH, 1)))
+        np.testing.assert_allclose(probs[:, index], product, rtol=1e-4)
+
+
+@pytest.mark.parametrize("space", [OBS, IMAGES], ids=["vectors", "images"])
+def test_greedy_takes_the_likeliest_component_given_those_before_it(space):
+    agent, obs = random_agent(space, autoregressive=True), observations()
+    if space is IMAGES:
+        obs = np.random.default_rng(0).integers(256, size=(BATCH, *space.shape), dtype=np.uint8)
+    probs = joint(agent, obs)[0].reshape(BATCH, *NVEC)
+    for row, action in enumerate(agent.act(obs, None, greedy=True)):
+        first = probs[row].sum(axis=(1, 2)).argmax()
+        second = probs[row, first].sum(axis=1).argmax()
+        assert tuple(action) == (first, second, probs[row, first, second].argmax())
+
+
+def test_without_weights_on_earlier_components_it_is_the_independent_one():
+    agent, obs = random_agent(autoregressive=True), observations()
+    with torch.no_grad():
+        for head in agent.actor:
+            head[0].weight[:, 7:] = 0
+    probs, entropies = joint(agent, obs)
+    plain = []
+    for head in agent.actor:
+        anything = np.ones((BATCH, head[0].in_features - 7), np.float32)
+        plain.append(softmax(head(np.concatenate([obs, anything], axis=1))))
+    products = np.einsum("bi,bj,bk->bijk", *plain).reshape(BATCH, 30)
+    np.testing.assert_allclose(probs, products, rtol=1e-4)
+    sums = sum(-(p * np.log(p)).sum(axis=1) for p in plain)
+    np.testing.assert_allclose(entropies, np.tile(sums[:, None], 30), rtol=1e-4)
+
+
+def test_one_component_is_ppo():
+    settings = dict(total_timesteps=1024, ent_coef=0.01, eval_episodes=2)
+    plain = train(ppo, env_id="CartPole-v1", **settings)
+    run = trained(env_id="OneComponent-v0", **settings)
+    assert ppo.run_hash(run.agent) == ppo.run_hash(plain.agent)
+    assert ppo.run_hash(run.agent) != ppo.run_hash(new_run(ppo, **settings).agent)
+    np.testing.assert_array_equal(run.evaluate(), plain.evaluate())
+
+
+SPACES = ["Told", "ToldTuple", "ToldTupleFrom", "ToldFrom", "ToldMatrix"]
+
+
+@pytest.mark.parametrize("autoregressive", [False, True])
+def test_all_spaces_of_the_same_components_are_one_and_learn(autoregressive):
+    settings = dict(total_timesteps=4096, autoregressive=autoregressive, eval_episodes=7)
+    run = trained(**settings, env_id="ToldTupleFrom-v0")
+    np.testing.assert_array_equal(run.evaluate(), np.ones(7))
+    settings |= dict(total_timesteps=512)
+    hashes = {ppo.run_hash(trained(**settings, env_id=f"{name}-v0").agent) for name in SPACES}
+    assert len(hashes) == 1
+
+
+REFUSED = {
+    "a Box": (Tuple([Discrete(2), Box(-1, 1, (2,))]), "takes MultiDiscrete and Tuple of Discrete"),
+    "bits": (Tuple([Discrete(2), MultiBinary(3)]), "takes MultiDiscrete and Tuple of Discrete"),
+    "one Discrete": (Discrete(4), "takes MultiDiscrete and Tuple of Discrete"),
+}
+
+
+@pytest.mark.parametrize("space, words", REFUSED.values(), ids=REFUSED.keys())
+def test_other_spaces_are_refused_with_a_line(space, words, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(gym.registry["Other-v0"].kwargs, "space", space)
+    with pytest.raises(SystemExit) as end:
+        multi_run(env_id="Other-v0")
+    assert end.value.code == 2 and not (tmp_path / "multi").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script, monkeypatch):
+    name, end_iteration = "ppo_multidiscrete", ppo.Run.end_iteration
+    settings = dict(total_timesteps=2048, checkpoint_frequency=512, autoregressive=True)
+    whole = trained(**settings, exp_name="whole")
+    whole.finish()
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 1000:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
+    run = multi_run(**settings, exp_name="stopped")
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(run.args, run)
+    resumed = script(name, "--resume", run.folder)
+    assert resumed.hash == ppo.run_hash(whole.agent)
+    evaluated = script(name, "--evaluate", run.folder)
+    assert evaluated.line("evaluation") == resumed.line("evaluation")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autoregressive, expected", [(False, 0.25), (True, 0.802)])
+def test_only_one_after_the_other_can_be_random_and_match(autoregressive, expected):
+    """With entropy weighted by 0.4: e^2.5 / (e^2.5 + 3) of all episodes, or a quarter of them."""
+    # a clip that falls to 0 would hold back the reward's pull and not that of the entropy: 0.755
+    settings = dict(total_timesteps=20_480, ent_coef=0.4, norm_adv=False, anneal_clip=False)
+    run = trained(**settings, autoregressive=autoregressive)
+    probs, _ = joint(run.agent, np.zeros((1, 1), np.float32))
+    assert np.trace(probs.reshape(4, 4)) == pytest.approx(expected, abs=0.03)

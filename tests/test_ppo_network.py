@@ -1,0 +1,240 @@
+"""Networks of one's own: shapes, the way to Keras, what is shared, and batch normalisation."""
+
+import itertools
+from pathlib import Path
+
+import environments
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_network
+import pytest
+import test_weights
+import torch
+from conftest import new_run, train
+from gymnasium.spaces import Box, Discrete
+from torch import nn
+
+VECTORS, IMAGES = Box(-1, 1, (7,), np.float32), Box(0, 255, (4, 84, 84), np.uint8)
+BATCH, ACTIONS = 11, Discrete(3)
+gym.register("Square-v0", environments.Picture, kwargs={"shape": (84, 84, 3)})
+
+
+def random_agent(space, **settings):
+    """Weights, and with batch normalisation statistics too, that are far from where they start."""
+    torch.manual_seed(0)
+    agent = ppo_network.make_agent(ppo_network.Args(hidden_size=13, **settings), space, ACTIONS)
+    with torch.no_grad():
+        for p in agent.parameters():
+            p.add_(torch.randn(p.shape), alpha=0.1)
+        for layer in norms(agent):
+            layer.running_mean.normal_(std=0.5)
+            layer.running_var.uniform_(0.5, 2)
+    return agent
+
+
+def norms(agent):
+    return [m for m in agent.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+
+
+def observations(space):
+    rng = np.random.default_rng(0)
+    if space is IMAGES:
+        return rng.integers(256, size=(BATCH, *space.shape), dtype=np.uint8)
+    return rng.uniform(-1, 1, (BATCH, 7)).astype(np.float32)
+
+
+def run_of(**settings):
+    args = ppo_network.Args(**{"runs_dir": str(Path("networks").resolve())} | settings)
+    return ppo.Run("ppo_network", args, ppo_network.make_agent, ppo.evaluation_policy)
+
+
+def trained(**settings):
+    run = run_of(**settings)
+    ppo.train(run.args, run)
+    return run
+
+
+def statistics(agent):
+    return [layer.running_mean.clone() for layer in norms(agent)]
+
+
+RLLIB = {
+    "trunk.1": (16, 4, 8, 8), "trunk.4": (32, 16, 4, 4), "trunk.6": (256, 32, 11, 11),
+    "actor.0": (3, 256, 1, 1), "critic.1": (1, 256),
+}  # fmt: skip
+SEPARATE = {f"{part}.{i}": RLLIB[f"trunk.{i}"] for part in ("actor", "critic") for i in (1, 4, 6)}
+SEPARATE |= {"actor.8": (3, 256, 1, 1), "critic.9": (1, 256)}
+
+
+@pytest.mark.parametrize("share_trunk, layers", [(True, RLLIB), (False, SEPARATE)])
+def test_the_shapes_are_those_of_rllib(share_trunk, layers):
+    state = random_agent(IMAGES, share_trunk=share_trunk).state_dict()
+    expected = {f"{name}.weight": shape for name, shape in layers.items()}
+    expected |= {f"{name}.bias": shape[:1] for name, shape in layers.items()}
+    assert {name: tuple(x.shape) for name, x in state.items()} == expected
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("share_trunk", [False, True])
+def test_the_weights_travel_to_keras_and_back(share_trunk, batch_norm):
+    code = test_weights.code_of_the_readme()
+    agent = random_agent(IMAGES, share_trunk=share_trunk, batch_norm=batch_norm)
+    weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
+    indices = (1, 5, 8) if batch_norm else (1, 4, 6)
+    obs, outputs = observations(IMAGES), []
+    for part, head in (("actor", 1, "valid"), 0), (("critic",), 1):
+        name = part[0]
+        trunk = "trunk" if share_trunk else name
+        last = head if share_trunk else (11 if batch_norm else 8) + head
+        names = [*(f"{trunk}.{i}" for i in indices), f"{name}.{last}"]
+        kernels = {x: code["to_kernel"](weights[f"{x}.weight"]) for x in names}
+        for x, kernel in kernels.items():
+            np.testing.assert_array_equal(code["to_weight"](kernel), weights[f"{x}.weight"])
+        biases = {x: weights[f"{x}.bias"] for x in names}
+        for i in indices if batch_norm else ():
+            x, norm = f"{trunk}.{i}", f"{trunk}.{i + 1}"
+            scale = weights[f"{norm}.weight"] / np.sqrt(weights[f"{norm}.running_var"] + 1e-5)
+            biases[x] = (biases[x] - weights[f"{norm}.running_mean"]) * scale
+            biases[x] += weights[f"{norm}.bias"]
+            kernels[x] = kernels[x] * scale  # of each output channel, the last axis
+        layers = list(zip(names, ((4, "same"), (2, "same"), (1, "valid"), part[1:]), strict=True))
+        layers = [(x, *settings) for x, settings in layers]
+        x = np.moveaxis(obs, 1, 3).astype(np.float32) / 255
+        outputs.append(test_weights.forward(layers, test_weights.relu, kernels, biases, x))
+    with torch.no_grad():
+        features = agent.features(torch.tensor(obs))
+        expected = agent.policy(features).numpy(), agent.value(features).numpy()[:, None]
+    for found, output in zip(outputs, expected, strict=True):
+        scale = np.abs(output).max()
+        np.testing.assert_allclose(found, output, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize("share_trunk", [False, True])
+def test_policy_and_value_share_a_trunk_or_nothing(space, share_trunk):
+    agent = random_agent(space, share_trunk=share_trunk)
+    agent.value(agent.features(torch.tensor(observations(space)))).sum().backward()
+    moved = {name for name, p in agent.named_parameters() if p.grad is not None and p.grad.any()}
+    parts = {name.split(".")[0] for name in moved}
+    assert parts == ({"trunk", "critic"} if share_trunk else {"critic"})
+    assert moved == {n for n, _ in agent.named_parameters() if n.split(".")[0] in parts}
+
+
+def test_separate_networks_of_vectors_are_ppo():
+    settings = dict(total_timesteps=1024, norm_obs=True)
+    plain = train(ppo, **settings).agent
+    assert ppo.run_hash(trained(**settings, share_trunk=False).agent) == ppo.run_hash(plain)
+    assert ppo.run_hash(new_run(ppo, **settings).agent) != ppo.run_hash(plain)
+
+
+@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize("share_trunk", [False, True])
+def test_with_batch_norm_what_acts_is_what_learns(space, share_trunk):
+    """Rows one by one, as arrays, give what the loss finds for all of them together."""
+    agent = random_agent(space, share_trunk=share_trunk, batch_norm=True)
+    obs, before = observations(space), statistics(agent)
+    batch = {"obs": torch.tensor(obs), "actions": torch.zeros(BATCH, dtype=torch.int64)}
+    log_probs, _, values = agent.evaluate_actions(batch)
+    noise = np.random.default_rng(1).gumbel(size=(BATCH, 3))
+    rng = np.random.default_rng(1)
+    for row in range(BATCH):
+        alone = obs[row : row + 1] if space is VECTORS else batch["obs"][row : row + 1]
+        logits = torch.as_tensor(agent(alone)).detach()
+        alone_log_prob = torch.log_softmax(logits, 1)[0, 0].item()
+        assert alone_log_prob == pytest.approx(log_probs[row].item(), 1e-4)
+        action = (logits.numpy() + noise[row]).argmax()
+        np.testing.assert_array_equal(agent.act(obs[row : row + 1], rng), [action])
+        alone = {name: x[row : row + 1] for name, x in batch.items()}
+        assert agent.evaluate_actions(alone)[2].item() == pytest.approx(values[row].item(), 1e-4)
+    assert np.std(log_probs.tolist()) > 1e-3
+    torch.testing.assert_close(statistics(agent), before, rtol=0, atol=0)
+
+
+def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
+    agent = random_agent(VECTORS, share_trunk=False, batch_norm=True)
+    obs = torch.tensor(observations(VECTORS))
+    expected = []
+    for network in (agent.actor, agent.critic):
+        x = obs
+        for layer in list(network)[:-1]:
+            if isinstance(layer, nn.BatchNorm1d):
+                mean, var = x.mean(dim=0), x.var(dim=0)  # of n - 1, as torch keeps it
+                old_mean, old_var = layer.running_mean, layer.running_var
+                moved = 0.98 * old_mean + 0.02 * mean, 0.98 * old_var + 0.02 * var
+                expected.append([layer, *(m.detach().clone() for m in moved)])
+                centred = (x - mean) / torch.sqrt(x.var(dim=0, correction=0) + 1e-5)
+                x = layer.weight * centred + layer.bias
+            else:
+                x = layer(x)
+    agent.end_rollout(obs[:, None])
+    for layer, mean, var in expected:
+        torch.testing.assert_close(layer.running_mean, mean)
+        torch.testing.assert_close(layer.running_var, var)
+        assert not layer.training and layer.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Square-v0"])
+def test_statistics_move_once_between_rollouts_and_ratios_begin_at_1(env_id, monkeypatch):
+    make_batch, gradient_step = ppo.make_batch, ppo.gradient_step
+    as_acted = np.asarray if env_id == "CartPole-v1" else torch.as_tensor
+    rollouts, first = [], []
+
+    def watched_batch(agent, buffer, *rest):
+        with torch.no_grad():  # what acted in the first step of the rollout
+            logits = torch.as_tensor(agent(as_acted(buffer.obs[0])))
+        batch, running = make_batch(agent, buffer, *rest)
+        acted = torch.log_softmax(logits, dim=1).gather(1, batch["actions"][:2, None])
+        torch.testing.assert_close(batch["log_probs"][:2], acted[:, 0])
+        rollouts.append(statistics(agent))
+        first.append(True)
+        return batch, running
+
+    def watched_step(agent, *rest):
+        parts, log_ratio = gradient_step(agent, *rest)
+        assert not first[-1] or log_ratio.abs().max() < 1e-5
+        first[-1] = False
+        torch.testing.assert_close(statistics(agent), rollouts[-1], rtol=0, atol=0)
+        return parts, log_ratio
+
+    monkeypatch.setattr(ppo, "make_batch", watched_batch)
+    monkeypatch.setattr(ppo, "gradient_step", watched_step)
+    settings = dict(env_id=env_id, num_envs=2, num_steps=8, update_epochs=2, torch_threads=1)
+    run = trained(**settings, total_timesteps=80, batch_norm=True, learning_rate=0.01)
+    counts = [layer.num_batches_tracked.item() for layer in norms(run.agent)]
+    assert counts == [5] * (2 if env_id == "CartPole-v1" else 3) and first == [False] * 5
+    for earlier, later in itertools.pairwise(rollouts):
+        assert not torch.equal(earlier[0], later[0])
+    before = ppo.run_hash(run.agent)
+    run.evaluate()
+    assert ppo.run_hash(run.agent) == before
+
+
+def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script, monkeypatch):
+    name, end_iteration = "ppo_network", ppo.Run.end_iteration
+    settings = dict(total_timesteps=2048, checkpoint_frequency=512, batch_norm=True)
+    whole = trained(**settings, exp_name="whole")
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 1000:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
+    run = run_of(**settings, exp_name="stopped")
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(run.args, run)
+    resumed = script(name, "--resume", run.folder)
+    assert resumed.hash == ppo.run_hash(whole.agent)
+    evaluated = script(name, "--evaluate", run.folder)
+    assert evaluated.line("evaluation") == resumed.line("evaluation")
+    with np.load(run.folder / "weights.npz") as arrays:
+        assert arrays["trunk.1.running_mean"].any()
+
+
+def test_what_it_cannot_do_is_refused_with_a_line(script):
+    refused = script("ppo_network", "--env-id", "environments:Colour-v0", ok=False)
+    assert refused.status == 2 and "84 x 84" in refused.err and refused.err.count("\n") == 1
+    refused = script("ppo_network", "--bf16", "--no-share-trunk", ok=False)
+    assert refused.status == 2 and "share" in refused.err and refused.err.count("\n") == 1
