@@ -389,11 +389,8 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
 
 
 @torch.no_grad()  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
-def q_target(q_network, target_q_network, batch, args):
-    """What Q of the actions taken should be, (batch,); with atoms a distribution, (batch, atoms).
-
-    batch: what ReplayBuffer.sample gives, as tensors.
-    """
+def q_target(q_network, target_q_network, batch, args):  # batch: see ReplayBuffer.sample
+    """What Q of the actions taken should be: (batch,), with atoms distributions, (batch, atoms)."""
     rows = torch.arange(len(batch["actions"]), device=q_network.device)
     next_logits = target_q_network(batch["next_obs"])  # (batch, actions, atoms)
     # double: eq. 4 of arXiv 1509.06461

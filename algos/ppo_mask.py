@@ -1,0 +1,96 @@
+"""PPO with action masks: the environment says in every observation which actions are valid, and
+only those have a probability. It may also say what each action means, by an embedding.
+
+Papers    masks arXiv 2006.14171; actions as embeddings arXiv 1512.07679, section 4.
+Run       python algos/ppo_mask.py --env-id tasks:InvalidActions-v0      70 actions, 15 valid ones
+          python algos/ppo_mask.py --env-id tasks:ShuffledCartPole-v0    the slots change places
+
+It imports ppo.py, which must lie beside it, and holds only what differs:
+- observations are a Dict: `action_mask` (n,), 1 where an action is valid, then perhaps
+  `avail_actions` (n, k), a row of k numbers for each action, then all that the networks see;
+- the logit of an invalid action is -1e8, in acting, log-probability and entropy: its probability is
+  exactly 0, and so is its gradient;
+- with embeddings the actor gives k numbers, and a logit is their product with the action's row, so
+  that actions may change places from step to step, and new ones may come.
+"""
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import torch
+
+
+@dataclass
+class Args(ppo.RunArgs):
+    env_id: str = "tasks:InvalidActions-v0"
+    """Environment whose observations begin with an action_mask."""
+
+
+def embedding_size(env_id: str, num_actions: int):
+    """k of avail_actions, 0 without them, None if observations are not as described above."""
+    space = gym.make(env_id).observation_space  # make_env flattens it, its parts in this order
+    shapes = {k: x.shape for k, x in space.items()} if isinstance(space, gym.spaces.Dict) else {}
+    match list(shapes.items()):
+        case [("action_mask", (n,)), ("avail_actions", (m, k)), *_] if n == m == num_actions:
+            return k
+        case [("action_mask", (n,)), *_] if n == num_actions and "avail_actions" not in shapes:
+            return 0
+
+
+def split_obs(obs, n: int, k: int):
+    """(batch, obs_dim) -> mask (batch, n), embeddings (batch, n, k), the rest (batch, m)."""
+    start = n + n * k
+    return obs[:, :n], obs[:, n:start].reshape(len(obs), n, k), obs[:, start:]
+
+
+def masked(logits, mask):
+    """The logits of valid actions, -1e8 for the others: (batch, n), (batch, n) -> (batch, n).
+
+    Its exp is 0 in float32. The entropy, a sum of p log p, would be 0 * -inf with -inf, which is
+    NaN; and two of the lowest float32 added are -inf again.
+    """
+    assert logits.shape == mask.shape, (logits.shape, mask.shape)
+    where = torch.where if torch.is_tensor(logits) else np.where
+    return where(mask > 0, logits, -1e8)
+
+
+class Agent(ppo.Agent):
+    """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
+
+    def make_networks(self, args, input_shape, num_outputs):
+        self.n, self.k = num_outputs, embedding_size(args.env_id, num_outputs)
+        rest = input_shape[0] - self.n - self.n * self.k
+        super().make_networks(args, (rest,), self.k or self.n)
+
+    def features(self, obs):  # (batch, obs_dim) -> mask, embeddings, the rest: see split_obs
+        # a normalised mask would be none, and normalised embeddings others than were given
+        mask, embeddings, _ = split_obs(obs, self.n, self.k)
+        return mask, embeddings, split_obs(super().features(obs), self.n, self.k)[2]
+
+    def policy(self, features):  # -> logits (batch, n)
+        mask, embeddings, rest = features
+        logits = super().policy(rest)
+        if self.k > 0:  # (batch, n, k) @ (batch, k, 1)
+            logits = (embeddings @ logits[:, :, None]).squeeze(2)
+        return masked(logits, mask)
+
+    def value(self, features):  # -> (batch,)
+        return super().value(features[2])
+
+    def act(self, obs, rng, greedy=False):
+        assert (obs[:, : self.n] > 0).any(axis=1).all(), "an action_mask has no valid action"
+        return super().act(obs, rng, greedy)
+
+
+def make_agent(args, obs_space, action_space):
+    if not isinstance(action_space, gym.spaces.Discrete):
+        ppo.fail(f"ppo_mask takes Discrete action spaces, not {action_space}")
+    if embedding_size(args.env_id, action_space.n) is None:
+        ppo.fail(f"{args.env_id}: observations must be as the top of this script says")
+    return ppo.make_agent(args, obs_space, action_space, Agent)
+
+
+if __name__ == "__main__":
+    ppo.main("ppo_mask", Args, make_agent, ppo.train, ppo.evaluation_policy)

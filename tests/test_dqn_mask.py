@@ -1,0 +1,250 @@
+"""dqn_mask.py: a choice of an action, wherever it is made, is among the valid ones of its own
+observation; where all actions are valid it is dqn.
+"""
+
+import itertools
+
+import dqn
+import dqn_mask
+import numpy as np
+import pytest
+import torch
+from conftest import NUMBERS, only_run, train
+from test_ppo_mask import BATCH, K, N, observations
+from test_runs import TINY
+
+C51 = {"n_atoms": 3, "v_min": -2.0, "v_max": 4.0}
+SWITCHES = [
+    dict(double=double, dueling=dueling, **atoms)
+    for double, dueling, atoms in itertools.product((False, True), (False, True), ({}, C51))
+]
+ENVS = {"Masked-v0": 0, "Embedded-v0": K}
+
+
+def new_run(**settings):
+    args = dqn_mask.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return dqn.Run("dqn_mask", args, dqn_mask.make_agent, dqn.evaluation_policy)
+
+
+def masked_train(**settings):
+    run = new_run(**settings)
+    dqn_mask.train(run.args, run)
+    return run
+
+
+def random_network(env_id, **settings):
+    """With weights that are not small, biases included."""
+    network = new_run(env_id=env_id, **settings).agent
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return network
+
+
+class Table(dqn_mask.QNetwork):
+    """Logits are what the observation says after its mask, times `sign`: (batch, N, atoms)."""
+
+    def __init__(self, n_atoms=1, sign=1):
+        torch.nn.Module.__init__(self)
+        self.device, self.n, self.k, self.n_atoms = torch.device("cpu"), N, 0, n_atoms
+        self.support, self.sign = torch.tensor([-2.0, 1.0, 4.0]), sign
+
+    def forward(self, obs):
+        return self.sign * obs[:, N:].reshape(len(obs), N, self.n_atoms)
+
+
+def batch_of(next_mask, next_logits, **others):
+    """One step whose action, 3, has logits 0 and is the only valid one there."""
+    mask = np.arange(N) == 3
+    obs = np.concatenate([mask, np.zeros(np.size(next_logits))])[None]
+    next_obs = np.concatenate([next_mask, np.ravel(next_logits)])[None]
+    batch = {"obs": obs, "next_obs": next_obs, "rewards": np.zeros(1), "discounts": [0.9]}
+    batch = {k: torch.as_tensor(np.float32(x)) for k, x in batch.items()}
+    return batch | {"actions": torch.tensor([3]), "terminated": torch.tensor([False])} | others
+
+
+NEXT_MASK, NEXT_Q = [0, 1, 1, 0, 0], [5.0, 1.0, -2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_target_of_an_action_is_that_of_the_best_valid_one(double):
+    """gamma 0.9, reward 0, Q 1 of the best valid action, 5 of another: 0.9, not 4.5."""
+    args, batch = dqn_mask.Args(loss="mse", double=double), batch_of(NEXT_MASK, NEXT_Q)
+    loss, taken = dqn_mask.q_loss(Table(), Table(), batch, args)
+    assert loss.item() == pytest.approx(0.9**2) and taken.shape == (1, 1, 1)
+    # an online network of the opposite opinion: the worst of the valid, if it is the one to choose
+    loss, _ = dqn_mask.q_loss(Table(sign=-1), Table(), batch, args)
+    assert loss.item() == pytest.approx((-2 * 0.9) ** 2 if double else 0.9**2)
+    batch["terminated"] = torch.tensor([True])
+    assert dqn_mask.q_loss(Table(), Table(), batch, args)[0].item() == 0
+    assert args.double == double
+
+
+def test_c51_compares_q_and_not_logits():
+    """Both valid actions have a Q below 1. Masked logits of an invalid one, -1e8 for each atom,
+    would be a uniform distribution, whose mean is 1, and win.
+    """
+    logits = np.full((N, 3), -30.0)
+    logits[[0, 1, 2, 3, 4], [2, 0, 0, 2, 2]] = 30.0
+    logits[2, 1] = 30.0  # action 2: half at -2, half at 1
+    args = dqn_mask.Args(double=False, **C51)
+    batch = batch_of(NEXT_MASK, logits)
+    network = Table(n_atoms=3)
+    assert network.best_actions(batch["next_obs"]).tolist() == [2]
+    loss, _ = dqn_mask.q_loss(network, network, batch, args)
+    assert loss.item() == pytest.approx(np.log(3))  # against a uniform one, whatever the target
+    batch["obs"][0, N:] = torch.tensor(np.tile([0.0, 0.0, 1.0], N))
+    loss, _ = dqn_mask.q_loss(network, network, batch, args)
+    # 0.9 * (-2, 1): -1.8 lies between -2 and 1, 1/15 of the way; 0.9 does, 29/30 of it
+    target = np.array([14 / 15 + 1 / 30, 1 / 15 + 29 / 30, 0]) / 2
+    log_probs = np.log(np.array([1, 1, np.e]) / (2 + np.e))
+    assert loss.item() == pytest.approx(-(target * log_probs).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("env_id, k", ENVS.items())
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_the_loss_is_that_of_dqn_with_the_best_valid_actions_put_in_by_hand(env_id, k, switches):
+    args, rng = dqn_mask.Args(loss="mse", **switches), np.random.default_rng(0)
+    online, target = (random_network(env_id, **switches) for _ in range(2))
+    obs, next_obs = (observations(rng, k) for _ in range(2))
+    actions = np.array([rng.choice(np.flatnonzero(row[:N])) for row in obs])
+    rewards = rng.normal(size=BATCH).astype(np.float32)
+    terminated, gamma = rng.random(BATCH) < 0.3, np.float32(0.9)
+
+    def logits(network, row):
+        """Of one observation, action by action."""
+        rest = torch.as_tensor(row[None, N + N * k :])
+        features = network.trunk(rest)
+        head = network.advantage_head if args.dueling else network.q_head
+        values = head(features).reshape(-1, args.n_atoms).detach().numpy()  # (k or N, atoms)
+        if k > 0:
+            values = np.stack([row[N + a * k : N + (a + 1) * k] @ values for a in range(N)])
+        if args.dueling:
+            mean = np.mean([values[a] for a in range(N) if row[a] == 1], axis=0)
+            values = values - mean + network.value_head(features).detach().numpy()
+        return values
+
+    def q_values(values):
+        if args.n_atoms == 1:
+            return values[:, 0]
+        probs = np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
+        return probs @ online.support.numpy()
+
+    losses, best, greedy = [], [], []
+    for i in range(BATCH):
+        valid = [a for a in range(N) if next_obs[i, a] == 1]
+        ranking = q_values(logits(online if args.double else target, next_obs[i]))
+        best.append(max(valid, key=lambda a: ranking[a]))
+        values = q_values(logits(online, next_obs[i]))
+        greedy.append(max(valid, key=lambda a: values[a]))
+        chosen = logits(target, next_obs[i])[best[i]]  # (atoms,)
+        taken = torch.as_tensor(logits(online, obs[i])[actions[i]])
+        if args.n_atoms == 1:
+            y = rewards[i] + 0.9 * ~terminated[i] * chosen[0]
+            losses.append((taken.item() - y) ** 2)
+        else:
+            numbers = [torch.tensor([x]) for x in (rewards[i], gamma, terminated[i])]
+            probs = torch.softmax(torch.as_tensor(chosen), 0)[None]
+            y = dqn.project_categorical(online.support, probs, *numbers)[0]
+            losses.append(-(y * torch.log_softmax(taken, 0)).sum().item())
+    arrays = dict(obs=obs, next_obs=next_obs, actions=actions, rewards=rewards)
+    arrays |= dict(terminated=terminated, discounts=np.full(BATCH, gamma))
+    batch = {name: torch.as_tensor(x) for name, x in arrays.items()}
+    loss, _ = dqn_mask.q_loss(online, target, batch, args)
+    assert loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
+    assert len(set(best)) > 2  # not all the same by chance
+    for x in (next_obs, batch["next_obs"]):  # arrays and tensors
+        assert online.best_actions(x).tolist() == greedy
+    acted = online.act(next_obs, 0.0, rng)
+    assert acted.tolist() == greedy and acted.dtype == np.int64
+
+
+@pytest.mark.parametrize("env_id, k", ENVS.items())
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+def test_of_100_000_actions_none_is_invalid(env_id, k, epsilon):
+    network, rng = random_network(env_id), np.random.default_rng(1)
+    obs = observations(rng, k, rows=100_000)
+    actions = network.act(obs, epsilon, rng)
+    assert (obs[np.arange(100_000), actions] == 1).all() and len(set(actions)) == N
+    random = (actions != network.act(obs, 0.0, rng)).mean()
+    assert (random > 0.2 * epsilon) if epsilon > 0 else random == 0
+
+
+def test_random_actions_are_uniform_over_the_valid_ones():
+    masks = np.float32([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    drawn = dqn_mask.random_actions(np.repeat(masks, 30_000, axis=0), np.random.default_rng(2))
+    for mask, actions in zip(masks, drawn.reshape(4, -1), strict=True):
+        shares = np.bincount(actions, minlength=N) / 30_000
+        np.testing.assert_allclose(shares, mask / mask.sum(), atol=0.015)
+    assert dqn_mask.random_actions(masks[:0], np.random.default_rng(2)).shape == (0,)
+
+
+def test_a_mask_without_a_valid_action_is_refused():
+    network, obs = random_network("Masked-v0"), observations(np.random.default_rng(5))
+    obs[3, :N] = 0
+    with pytest.raises(AssertionError, match="no valid action"):
+        network.act(obs, 0.0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("env_id", ["Vector-v0", "OtherOrder-v0", "CartPole-v1", "Pendulum-v1"])
+def test_other_spaces_are_refused(env_id, capsys):
+    with pytest.raises(SystemExit) as stop:
+        new_run(env_id=env_id)
+    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, num_envs=2, gradient_steps=1)
+
+
+@pytest.mark.parametrize("env_id", ["AllValid-v0", "Identity-v0"])
+@pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[2], SWITCHES[-1]])
+def test_where_all_actions_are_valid_it_is_dqn(env_id, switches):
+    settings = SHORT | switches | dict(exploration_steps=400)
+    plain, masked = train(dqn, **settings), masked_train(env_id=env_id, **settings)
+    assert dqn.run_hash(masked.agent) == dqn.run_hash(plain.agent)
+    assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
+
+
+def test_a_run_takes_valid_actions_and_goes_on_where_it_was_stopped(monkeypatch):
+    settings = SHORT | dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
+    start = dqn.run_hash(new_run(**settings).agent)
+    whole = masked_train(**settings)
+    assert dqn.run_hash(whole.agent) != start
+    whole.evaluate()  # by valid actions, too
+
+    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
+
+    def stop(run, scalars):
+        end_iteration(run, scalars)
+        if run.step_count > 400:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(dqn.Run, "end_iteration", stop)
+        dqn_mask.train(run.args, run)
+    resumed = masked_train(**settings, resume=str(run.folder))
+    assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
+
+
+def test_the_script_evaluates_what_it_trained(script, tmp_path):
+    trained = script("dqn_mask", "--total-timesteps", 1040, "--eval-episodes", 2)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("tasks-InvalidActions-v0", "dqn_mask")
+    evaluated = script("dqn_mask", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+
+
+def test_both_scripts_read_observations_alike():
+    import inspect
+
+    import ppo_mask
+
+    for name in ("embedding_size", "split_obs"):
+        sources = [inspect.getsource(getattr(module, name)) for module in (dqn_mask, ppo_mask)]
+        assert sources[0] == sources[1]
+
+
+@pytest.mark.slow
+def test_embeddings_balance_a_pole_whose_actions_change_places():
+    run = masked_train(env_id="tasks:ShuffledCartPole-v0")
+    assert run.evaluate().mean() > 400

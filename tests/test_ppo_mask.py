@@ -1,0 +1,338 @@
+"""ppo_mask.py: an invalid action is never taken and counts nowhere; an embedding moves with its
+slot; where all actions are valid it is ppo.
+"""
+
+from collections import OrderedDict
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_mask
+import pytest
+import tasks
+import torch
+from conftest import NUMBERS, hash_of_parameters, only_run, train
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+
+N, K, M, BATCH = 5, 3, 7, 11  # actions, numbers of an embedding, of the rest, rows
+
+
+class Strict(tasks.InvalidActions):
+    """The task, where an invalid action is an error."""
+
+    def observe(self):
+        obs = super().observe()
+        self.mask = obs["action_mask"]
+        return obs
+
+    def step(self, action):
+        assert self.mask[action] == 1, "an invalid action"
+        return super().step(action)
+
+
+class AllValid(gym.Wrapper):
+    """CartPole-v1 with a mask of ones; `embedded`, too: action i is row i of the identity."""
+
+    def __init__(self, embedded=False):
+        super().__init__(gym.make("CartPole-v1"))
+        self.parts = {"action_mask": np.ones(2, np.int8)}
+        spaces = {"action_mask": MultiBinary(2), "obs": self.env.observation_space}
+        if embedded:
+            self.parts["avail_actions"] = np.eye(2, dtype=np.float32)
+            spaces["avail_actions"] = Box(0, 1, (2, 2), np.float32)
+        self.observation_space = Dict(spaces)
+
+    def observe(self, obs):
+        return {name: part.copy() for name, part in self.parts.items()} | {"obs": obs}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self.observe(obs), info
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return self.observe(obs), *rest
+
+
+class Random(gym.Env):
+    """Random observations, of spaces given by name."""
+
+    action_space = Discrete(N)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+MASK, AVAIL, REST = MultiBinary(N), Box(-1, 1, (N, K), np.float32), Box(-1, 1, (M,), np.float32)
+SPACES = {"Masked-v0": Dict(action_mask=MASK, obs=REST)}
+SPACES["Embedded-v0"] = Dict(action_mask=MASK, avail_actions=AVAIL, obs=REST)
+WRONG = {
+    "Vector-v0": REST,
+    "NoMask-v0": Dict(obs=REST),
+    "SmallMask-v0": Dict(action_mask=MultiBinary(N - 1), obs=REST),
+    "EarlierName-v0": Dict({"action_mask": MASK, "a": REST}),  # which gymnasium sorts
+    "NameBetween-v0": Dict({"action_mask": MASK, "avail_actions": AVAIL, "actual": REST}),
+    "OtherOrder-v0": Dict(OrderedDict(obs=REST, action_mask=MASK)),
+    "FlatEmbedding-v0": Dict(action_mask=MASK, avail_actions=MultiBinary(N * K), obs=REST),
+    "SmallEmbedding-v0": Dict(
+        action_mask=MASK, avail_actions=Box(-1, 1, (N - 1, K), np.float32), obs=REST
+    ),
+}
+for name, space in (SPACES | WRONG).items():
+    gym.register(name, Random, max_episode_steps=13, kwargs={"space": space})
+gym.register("Strict-v0", Strict, max_episode_steps=100)
+gym.register("AllValid-v0", AllValid)
+gym.register("Identity-v0", AllValid, kwargs={"embedded": True})
+
+
+def new_run(**settings):
+    args = ppo_mask.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return ppo.Run("ppo_mask", args, ppo_mask.make_agent, ppo.evaluation_policy)
+
+
+def masked_train(**settings):
+    run = new_run(**settings)
+    ppo.train(run.args, run)
+    return run
+
+
+def random_agent(env_id, **settings):
+    """With weights that are not small, biases included."""
+    agent = new_run(env_id=env_id, **settings).agent
+    for p in agent.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return agent
+
+
+def observations(rng, k=0, rows=BATCH):
+    """Random ones; the first five masks have 1 to 5 valid actions."""
+    mask = rng.random((rows, N)) < 0.4
+    for i in range(rows):
+        if i < N or not mask[i].any():
+            mask[i] = rng.permutation(N) <= i % N
+    numbers = rng.uniform(-1, 1, (rows, N * k + M))
+    return np.concatenate([mask, numbers], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])
+def test_an_observation_is_a_mask_and_embeddings_and_the_rest(convert):
+    obs = np.arange(2 * (N + N * K + M)).reshape(2, -1)
+    mask, embeddings, rest = ppo_mask.split_obs(convert(obs), N, K)
+    assert mask.tolist() == obs[:, :N].tolist()
+    assert embeddings.shape == (2, N, K) and embeddings[1, 2].tolist() == [38, 39, 40]
+    assert rest.tolist() == obs[:, N + N * K :].tolist()
+    mask, embeddings, rest = ppo_mask.split_obs(convert(obs), N, 0)
+    assert embeddings.shape == (2, N, 0) and rest.shape == (2, N * K + M)
+
+
+def test_the_parts_are_where_make_env_puts_them():
+    for env_id, k in (("Masked-v0", 0), ("Embedded-v0", K)):
+        assert ppo_mask.embedding_size(env_id, N) == k
+        space = gym.make(env_id).observation_space
+        obs = space.sample()
+        flat = gym.spaces.flatten(space, obs)[None]
+        parts = ppo_mask.split_obs(flat, N, k)
+        np.testing.assert_array_equal(parts[0][0], obs["action_mask"])
+        np.testing.assert_array_equal(parts[2][0], obs["obs"])
+        if k > 0:
+            np.testing.assert_array_equal(parts[1][0], obs["avail_actions"])
+
+
+@pytest.mark.parametrize("env_id", [*WRONG, "CartPole-v1"])
+def test_other_observations_are_refused(env_id, capsys):
+    with pytest.raises(SystemExit) as stop:
+        new_run(env_id=env_id)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and env_id in error
+
+
+def test_continuous_actions_are_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        new_run(env_id="Pendulum-v1")
+    assert stop.value.code == 2 and "Discrete" in capsys.readouterr().err
+
+
+def test_the_entropy_counts_valid_actions_only():
+    logits = torch.tensor([[1.0, 7.0, 2.0]], requires_grad=True)
+    masked = ppo_mask.masked(logits, torch.tensor([[1.0, 0.0, 1.0]]))
+    log_prob, entropy = ppo.categorical_log_prob_and_entropy(masked, torch.tensor([2]))
+    p = 1 / (1 + np.e)  # of the first of two whose logits differ by 1
+    assert entropy.item() == pytest.approx(-p * np.log(p) - (1 - p) * np.log(1 - p), rel=1e-6)
+    assert entropy.item() == pytest.approx(0.582, abs=5e-4)
+    assert log_prob.item() == pytest.approx(np.log(1 - p), rel=1e-6)
+    (log_prob + entropy).sum().backward()
+    assert logits.grad[0, 1] == 0 and logits.grad[0, [0, 2]].abs().min() > 0.01
+    only = ppo_mask.masked(logits, torch.tensor([[0.0, 1.0, 0.0]]))
+    _, entropy = ppo.categorical_log_prob_and_entropy(only, torch.tensor([1]))
+    assert entropy.item() == 0
+
+
+@pytest.mark.parametrize("env_id, k", [("Masked-v0", 0), ("Embedded-v0", K)])
+def test_probabilities_are_a_softmax_over_the_valid_actions(env_id, k):
+    agent, obs = random_agent(env_id), observations(np.random.default_rng(0), k)
+    tensor = torch.as_tensor(obs)
+    with torch.no_grad():
+        outputs = agent.actor(tensor[:, N + N * k :]).numpy()  # (BATCH, k or N)
+        value = agent.critic(tensor[:, N + N * k :]).squeeze(1)
+        columns = [
+            agent.evaluate_actions({"obs": tensor, "actions": torch.full((BATCH,), a)})
+            for a in range(N)
+        ]
+    probs = np.stack([log_probs.exp().numpy() for log_probs, _, _ in columns], axis=1)
+    expected, entropies = np.zeros((BATCH, N)), np.zeros(BATCH)
+    for i in range(BATCH):
+        valid = [a for a in range(N) if obs[i, a] == 1]
+        for a in valid:
+            row = obs[i, N + a * k : N + (a + 1) * k]
+            logit = row @ outputs[i] if k > 0 else outputs[i, a]
+            expected[i, a] = np.exp(logit)
+        expected[i] /= expected[i].sum()
+        entropies[i] = -sum(expected[i, a] * np.log(expected[i, a]) for a in valid)
+    np.testing.assert_allclose(probs, expected, rtol=1e-4)
+    assert (probs[obs[:, :N] == 0] == 0).all()
+    np.testing.assert_allclose(columns[0][1], entropies, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(columns[0][2], value)
+    np.testing.assert_array_equal(agent.act(obs, None, greedy=True), expected.argmax(axis=1))
+
+    many = np.repeat(obs[8:9], 100_000, axis=0)  # and what is drawn has these probabilities
+    counts = np.bincount(agent.act(many, np.random.default_rng(1)), minlength=N)
+    np.testing.assert_allclose(counts / 100_000, expected[8], atol=0.01)
+
+
+@pytest.mark.parametrize("env_id, k", [("Masked-v0", 0), ("Embedded-v0", K)])
+def test_of_100_000_draws_none_is_invalid(env_id, k):
+    agent, rng = random_agent(env_id), np.random.default_rng(2)
+    obs = observations(rng, k, rows=100_000)
+    actions = agent.act(obs, rng)
+    assert (obs[np.arange(100_000), actions] == 1).all()
+    assert len(set(actions)) == N
+
+
+def test_a_shuffled_slot_keeps_its_logit():
+    agent, rng = random_agent("Embedded-v0"), np.random.default_rng(3)
+    obs, order = observations(rng, K), rng.permutation(N)
+    mask, embeddings, rest = ppo_mask.split_obs(obs, N, K)
+    parts = mask[:, order], embeddings[:, order].reshape(BATCH, -1), rest
+    shuffled = np.concatenate(parts, axis=1)
+    assert (agent(shuffled) != agent(obs)).any()
+    np.testing.assert_allclose(agent(shuffled), agent(obs)[:, order], rtol=1e-5)
+    with torch.no_grad():  # tensors and arrays alike
+        logits = agent(torch.as_tensor(obs))
+    np.testing.assert_allclose(logits, agent(obs), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_normalised_is_the_rest_alone():
+    agent, rng = random_agent("Embedded-v0", norm_obs=True), np.random.default_rng(4)
+    obs = observations(rng, K)
+    agent.obs_moments.update(obs * 3 + 1)
+    for x in (obs, torch.as_tensor(obs)):
+        mask, embeddings, rest = agent.features(x)
+        np.testing.assert_array_equal(mask, obs[:, :N])
+        np.testing.assert_array_equal(embeddings.reshape(BATCH, -1), obs[:, N : N + N * K])
+        seen = obs[:, N + N * K :]
+        expected = (seen - (3 * seen + 1).mean(axis=0)) / (3 * seen).std(axis=0)
+        np.testing.assert_allclose(rest, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_mask_without_a_valid_action_is_refused():
+    agent, obs = random_agent("Masked-v0"), observations(np.random.default_rng(5))
+    obs[3, :N] = 0
+    with pytest.raises(AssertionError, match="no valid action"):
+        agent.act(obs, np.random.default_rng(0))
+
+
+SHORT = dict(total_timesteps=2048, checkpoint_frequency=512)
+
+
+@pytest.mark.parametrize("env_id", ["AllValid-v0", "Identity-v0"])
+def test_where_all_actions_are_valid_it_is_ppo(env_id):
+    settings = dict(total_timesteps=1024, checkpoint_frequency=512, ent_coef=0.01)
+    plain, masked = train(ppo, **settings), masked_train(env_id=env_id, **settings)
+    assert ppo.run_hash(masked.agent) == ppo.run_hash(plain.agent)
+    assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
+    # the moments, here of the whole observation, are other arrays; the weights are the same
+    plain = train(ppo, **settings, norm_obs=True)
+    masked = masked_train(env_id=env_id, **settings, norm_obs=True)
+    assert hash_of_parameters(masked.agent) == hash_of_parameters(plain.agent)
+
+
+def test_a_run_takes_valid_actions_learns_and_goes_on_where_it_was_stopped(monkeypatch):
+    settings = dict(env_id="Strict-v0", ent_coef=0.01, **SHORT)
+    whole = masked_train(**settings)
+    assert whole.evaluate().mean() > 30  # 100/15 by chance; ppo, which sees the mask, has 2
+    assert train(ppo, **{**settings, "env_id": "tasks:InvalidActions-v0"}).evaluate().mean() < 15
+
+    run, end_iteration = new_run(**settings), ppo.Run.end_iteration
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 1000:
+            raise KeyboardInterrupt
+        return step
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo.Run, "end_iteration", stop)
+        ppo.train(run.args, run)
+    resumed = masked_train(**settings, resume=str(run.folder))
+    assert ppo.run_hash(resumed.agent) == ppo.run_hash(whole.agent)
+
+
+def test_the_script_evaluates_what_it_trained(script, tmp_path):
+    trained = script("ppo_mask", "--total-timesteps", 1024, "--eval-episodes", 2)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("tasks-InvalidActions-v0", "ppo_mask")
+    evaluated = script("ppo_mask", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+
+
+def test_invalid_actions_is_the_task_it_says():
+    env = gym.make("tasks:InvalidActions-v0")
+    obs, _ = env.reset(seed=0)
+    states, masks = [], []
+    for t in range(100):
+        mask, state = obs["action_mask"], obs["obs"]
+        assert mask.sum() == 15 and mask[state] == 1
+        states.append(state)
+        masks.append(mask)
+        action = state if t % 2 else np.flatnonzero(mask == t // 2 % 2)[-1]
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert reward == (action == state) and not terminated and truncated == (t == 99)
+    assert len(set(states)) > 40 and (np.sum(masks, axis=0) > 0).all()
+    plain = gym.make("tasks:UnmaskedActions-v0")
+    assert plain.reset(seed=0)[0] == states[0]
+    assert [plain.step(0)[0] for _ in range(99)] == states[1:]
+
+
+def test_shuffled_cartpole_pushes_as_the_slot_says():
+    env, plain = gym.make("tasks:ShuffledCartPole-v0"), gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=3)
+    np.testing.assert_array_equal(obs["obs"], plain.reset(seed=3)[0])
+    chosen = set()
+    for t in range(8):
+        avail, push = obs["avail_actions"].tolist(), t % 3 == 0
+        slot = avail.index([0.0, 1.0] if push else [1.0, 0.0])
+        chosen.add((push, slot))
+        assert obs["action_mask"].tolist() == [sum(row) for row in avail]
+        assert sorted(map(sum, avail)) == [0] * 29 + [1] * 2
+        obs, *_ = env.step(slot)
+        np.testing.assert_array_equal(obs["obs"], plain.step(int(push))[0])
+    assert len(chosen) > 6
+    pushes = []
+    for seed in range(20):  # an invalid slot
+        obs, _ = env.reset(seed=seed)
+        slot = obs["action_mask"].argmin()
+        pushes.append(env.step(slot)[0]["obs"][1] > obs["obs"][1])
+    assert 3 < sum(pushes) < 17
+
+
+@pytest.mark.slow
+def test_embeddings_balance_a_pole_whose_actions_change_places():
+    run = masked_train(env_id="tasks:ShuffledCartPole-v0", total_timesteps=51_200)
+    assert run.evaluate().mean() > 400
