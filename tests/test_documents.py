@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS, only_run, scalars
+from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -80,7 +80,7 @@ def test_the_readme_is_short():
 @functools.cache
 def module_of(path: str):
     """A script of benchmarks/ or bugs/, under a name of its own: both have a run.py."""
-    folders = ("benchmarks", "benchmarks/maintain", "bugs")
+    folders = ("bugs", "benchmarks/maintain", "benchmarks")
     for folder in folders:
         sys.path.insert(0, str(ROOT / folder))
     spec = importlib.util.spec_from_file_location(path.replace("/", "_")[:-3], ROOT / path)
@@ -183,10 +183,10 @@ def test_every_flag_in_prose_is_a_flag():
         known |= set(re.findall(r"--[\w-]+", first))
     for name in SCRIPTS:
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).RunArgs)}
-    others = (
-        "benchmarks/maintain/same_numbers.py benchmarks/run.py benchmarks/report.py bugs/run.py"
-    )
-    for path in others.split():
+    for name in VARIANTS:
+        known |= {f"--{field.name}" for field in fields(importlib.import_module(name).Args)}
+    others = "maintain/same_numbers.py run.py report.py tune.py ../bugs/run.py"
+    for path in (f"benchmarks/{name}" for name in others.split()):
         known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / path).read_text()))
     known = {flag.replace("_", "-") for flag in known}
     for name, text in TEXTS.items():
