@@ -1,0 +1,575 @@
+"""ppo_multi.py: who acts by which policy, who is alive, and what a policy learns from; a world of
+one agent is ppo.
+"""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_multi
+import pytest
+import tasks
+import torch
+from conftest import NUMBERS, env_seeds, hash_of_parameters, only_run, scalars
+from conftest import train as train_ppo
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
+from pettingzoo import ParallelEnv
+from pettingzoo.test import parallel_api_test
+
+HERE = "test_ppo_multi"
+
+
+class Mortal:
+    """Three agents who live 2, 5 and 3 steps. Agent i sees i + 2 numbers: itself, the step, the
+    episode, all in one order; it gets 10 i + t in step t. The second one's end is a truncation.
+    """
+
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, lives=(2, 5, 3)):
+        self.lives = dict(zip("abc", lives, strict=True))
+        self.episode, self.seeds, self.taken = 0, [], []
+
+    def observation_space(self, agent):
+        return Box(-np.inf, np.inf, ("abc".index(agent) + 2,), np.float32)
+
+    def action_space(self, agent):
+        return Discrete(10)
+
+    def observe(self, agents):
+        numbers = {x: [7 + i, self.t, self.episode, 1] for i, x in enumerate(self.possible_agents)}
+        return {x: np.float32(numbers[x][: "abc".index(x) + 2]) for x in agents}
+
+    def reset(self, seed=None, options=None):
+        self.seeds.append(seed)
+        self.agents, self.t, self.episode = list(self.possible_agents), 0, self.episode + 1
+        return self.observe(self.agents), {x: {} for x in self.agents}
+
+    def step(self, actions):
+        self.t += 1
+        acting, self.agents = self.agents, [x for x in self.agents if self.t < self.lives[x]]
+        assert list(actions) == acting
+        self.taken.append(actions)
+        rewards = {x: 10.0 * self.possible_agents.index(x) + self.t for x in acting}
+        ends = {x: self.t == self.lives[x] for x in acting}
+        terminated, truncated = (
+            {x: ends[x] and (x == "b") == late for x in acting} for late in (0, 1)
+        )
+        return self.observe(acting), rewards, terminated, truncated, {x: {"of": x} for x in acting}
+
+    def close(self):
+        pass
+
+
+class Walk(gym.Env):
+    """Seven steps to the left or right from 0; the reward is the place."""
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def observe(self):
+        return np.array([self.place, self.t], np.float32) / 7
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.place, self.t = self.place + 2 * int(action) - 1, self.t + 1
+        return self.observe(), float(self.place), False, self.t == 7, {}
+
+
+if "Walk-v0" not in gym.registry:
+    gym.register("Walk-v0", Walk)
+
+
+class Many(tasks.MultiCartPole):
+    """Agents with an environment each."""
+
+    def __init__(self, env_id, num_agents):
+        self.envs = {f"agent_{i}": gym.make(env_id) for i in range(num_agents)}
+        self.possible_agents = list(self.envs)
+
+
+def one_cart_pole():
+    return Many("CartPole-v1", 1)
+
+
+def one_pendulum():
+    return Many("environments:ShortPendulum-v0", 1)
+
+
+def walks():
+    return Many("Walk-v0", 2)
+
+
+def short_life():
+    return Mortal((1, 30, 2))
+
+
+def new_run(env_id, **settings):
+    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("runs").resolve())}
+    settings = own | {"eval_episodes": 4} | settings
+    args = ppo_multi.Args(env_id=env_id, **settings)
+    evaluation_policy, make_envs = ppo_multi.evaluation_policy, ppo_multi.make_envs
+    return ppo.Run("ppo_multi", args, ppo_multi.make_agent, evaluation_policy, make_envs)
+
+
+def train(env_id, **settings):
+    run = new_run(env_id, **settings)
+    ppo_multi.train(run.args, run)
+    return run
+
+
+# ---- worlds as a vector of rows
+
+
+def test_rows_are_agents_in_worlds_and_a_world_goes_on_until_all_are_gone():
+    """Two worlds of three agents over six steps, by hand."""
+    worlds = ppo_multi.Worlds([Mortal(), Mortal((4, 5, 1))], agent_id=False)
+    assert worlds.num_envs == 6 and worlds.action_space.shape == (6,)
+    assert worlds.single_observation_space.shape == (4,)  # the longest
+    obs, _ = worlds.reset(seed=np.arange(11, 17))
+    first = [[7, 0, 0, 0], [8, 0, 1, 0], [9, 0, 1, 1]] * 2
+    np.testing.assert_array_equal(obs, first)
+    assert [world.seeds for world in worlds.envs] == [[11], [14]]  # of a world's first row
+
+    lives = np.array([2, 5, 3, 4, 5, 1])
+    for t in range(1, 6):
+        before = t <= lives
+        np.testing.assert_array_equal(worlds.alive, before)
+        actions = np.arange(6) + t
+        obs, rewards, terminated, truncated, final_obs, infos = worlds.step(actions)
+        for w, world in enumerate(worlds.envs):  # the living alone act, each by its own row
+            own = [(x, 3 * w + i) for i, x in enumerate("abc")]
+            assert world.taken[-1] == {x: row + t for x, row in own if before[row]}
+        np.testing.assert_array_equal(rewards, (np.array([0, 10, 20] * 2) + t) * before)
+        late = np.array([False, True, False] * 2)
+        np.testing.assert_array_equal(terminated, (t == lives) & ~late)
+        np.testing.assert_array_equal(truncated, (t == lives) & late)
+        shown = np.array([[7, t, 0, 0], [8, t, 1, 0], [9, t, 1, 1]] * 2)
+        assert sorted(final_obs) == list(np.flatnonzero(t == lives))
+        for row, last in final_obs.items():
+            np.testing.assert_array_equal(last, shown[row])
+            played = 10 * (row % 3) * t + t * (t + 1) / 2
+            assert infos[row] == {"of": "abc"[row % 3], "episodic_return": played}
+        going_on = [row for row in range(6) if t < lives[row]]
+        assert all(infos[row] == {"of": "abc"[row % 3]} for row in going_on)
+        if t < 5:
+            np.testing.assert_array_equal(obs, shown * before[:, None])
+    again = [[7, 0, 0, 0], [8, 0, 2, 0], [9, 0, 2, 1]] * 2  # the second episode
+    np.testing.assert_array_equal(obs, again)
+    assert worlds.alive.all() and [world.seeds[1:] for world in worlds.envs] == [[None]] * 2
+    *_, infos = worlds.step(np.arange(6))
+    assert infos[5]["episodic_return"] == 21  # the return begins anew, too
+
+
+@pytest.mark.parametrize(
+    "settings, shared",
+    [
+        ({}, False),
+        ({"num_policies": 2}, True),
+        ({"num_policies": 1}, True),
+        ({"num_policies": 1, "agent_id": False}, False),
+        ({"num_policies": 3}, False),
+    ],
+)
+def test_who_shares_a_policy_is_told_who_it_is(settings, shared):
+    args = ppo_multi.Args(env_id=f"{HERE}:Mortal", num_envs=6, **settings)
+    envs = ppo_multi.make_envs(args, 6)
+    obs, _ = envs.reset(seed=np.arange(6))
+    ids = np.eye(3)[[0, 1, 2] * 2] if shared else np.zeros((6, 0))
+    seen = [[7, 0, 0, 0], [8, 0, 1, 0], [9, 0, 1, 1]] * 2
+    np.testing.assert_array_equal(obs, np.concatenate([ids, seen], axis=1))
+    assert envs.single_observation_space.shape == obs.shape[1:] and obs.dtype == np.float32
+
+
+@pytest.mark.parametrize("game", [tasks.Differ, tasks.MultiCartPole])
+def test_the_tasks_are_parallel_environments_as_pettingzoo_understands_them(game):
+    parallel_api_test(type("Game", (game, ParallelEnv), {})(), num_cycles=200)
+
+
+def test_the_game_is_won_by_those_who_differ():
+    game = tasks.Differ()
+    for a in range(2):
+        for b in range(2):
+            game.reset()
+            _, rewards, over, _, _ = game.step({"agent_0": a, "agent_1": b})
+            assert set(rewards.values()) == {float(a != b)} and all(over.values())
+
+
+# ---- policies
+
+
+def random_agents(num_agents, num_policies, space):
+    args = ppo_multi.Args(num_policies=num_policies)
+    agents = ppo_multi.make_agent(args, Box(-1, 1, (5,), np.float32), Tuple([space] * num_agents))
+    for p in agents.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return agents
+
+
+@pytest.mark.parametrize("space", [Discrete(7), Box(-2, 5, (2,), np.float32)], ids=str)
+@pytest.mark.parametrize("num_policies", [None, 1, 2, 3])
+def test_agent_i_acts_by_policy_i_modulo_their_number(num_policies, space):
+    """Three agents in eleven worlds, each row asked alone."""
+    torch.manual_seed(0)
+    agents = random_agents(3, num_policies, space)
+    obs = np.random.default_rng(0).normal(size=(33, 5)).astype(np.float32)
+    assert len(agents.policies) == (num_policies or 3)
+    actions = agents.act(obs, None, greedy=True)
+    played = agents.to_env(actions)
+    for w in range(11):
+        for i in range(3):
+            policy, row = agents.policies[i % (num_policies or 3)], 3 * w + i
+            alone = policy.act(obs[row : row + 1], None, greedy=True)
+            np.testing.assert_allclose(actions[row], alone[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(played[row], policy.to_env(alone)[0], rtol=1e-4, atol=1e-5)
+    assert len(np.unique(actions)) > 3
+
+
+@pytest.mark.parametrize("num_policies", [1, 2, None])
+def test_shared_policies_are_one_memory_and_others_are_not(num_policies):
+    agents = train(
+        f"{HERE}:Mortal",
+        num_envs=6,
+        eval_episodes=3,
+        num_policies=num_policies,
+        total_timesteps=6 * 32,
+    ).agent
+    memories = [{p.untyped_storage().data_ptr() for p in x.parameters()} for x in agents.policies]
+    assert all(len(memory) == 1 for memory in memories)  # a vector of its own
+    assert len(set.union(*memories)) == (num_policies or 3)
+    owners = agents.owners(6)
+    assert (owners[0] == owners[2]) == (num_policies is not None)  # agents a and c of a world
+    assert owners[0] == owners[3]  # agent a of two worlds
+
+
+def test_what_other_agents_do_leaves_a_policy_alone(monkeypatch):
+    """Two agents who never meet, and the second one's rewards a thousand times larger: with one
+    clip or one mean of advantages for both, the first would learn other weights.
+    """
+    settings = dict(num_envs=6, eval_episodes=2, num_steps=7, total_timesteps=6 * 35)
+    settings |= dict(norm_adv=False, max_grad_norm=0.1, num_minibatches=3)
+    plain, step = train(f"{HERE}:walks", **settings), ppo_multi.Worlds.step
+
+    def larger(self, actions):
+        obs, rewards, *rest = step(self, actions)
+        return obs, rewards * np.tile([1, 1000], 3), *rest
+
+    monkeypatch.setattr(ppo_multi.Worlds, "step", larger)
+    other = train(f"{HERE}:walks", **settings)
+    same = [
+        hash_of_parameters(a) == hash_of_parameters(b)
+        for a, b in zip(plain.agent.policies, other.agent.policies, strict=True)
+    ]
+    assert same == [True, False]
+
+
+# ---- as ppo
+
+NORMALISED = dict(norm_obs=True, norm_reward=True, num_minibatches=3, ent_coef=0.01)
+
+
+def same_arrays(policy, agent):
+    mine, theirs = ppo.to_arrays(policy), ppo.to_arrays(agent)
+    assert mine.keys() == theirs.keys()
+    return all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+@pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
+@pytest.mark.parametrize(
+    "env_id, world",
+    [("CartPole-v1", "one_cart_pole"), ("environments:ShortPendulum-v0", "one_pendulum")],
+)
+def test_a_world_of_one_agent_is_ppo_bit_for_bit(env_id, world, settings):
+    """With a checkpoint within, and a last rollout that is cut short."""
+    settings = settings | dict(num_envs=5, num_steps=19, total_timesteps=1000)
+    settings |= dict(checkpoint_frequency=400, eval_episodes=7)
+    theirs, mine = train_ppo(ppo, env_id=env_id, **settings), train(f"{HERE}:{world}", **settings)
+    assert same_arrays(mine.agent.policies[0], theirs.agent)
+    np.testing.assert_array_equal(mine.evaluate(), theirs.evaluate())
+
+
+@pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
+def test_agents_that_share_a_policy_are_so_many_environments(settings):
+    """Five worlds of two agents who never meet, and ten environments of ppo."""
+    settings = settings | dict(num_envs=10, num_steps=11, total_timesteps=1100)
+    theirs = train_ppo(ppo, env_id="Walk-v0", **settings)
+    mine = train(f"{HERE}:walks", num_policies=1, agent_id=False, **settings)
+    assert same_arrays(mine.agent.policies[0], theirs.agent)
+
+
+# ---- death
+
+DYING = dict(num_envs=8, num_steps=64, total_timesteps=8 * 192, num_policies=2, num_minibatches=3)
+DYING |= dict(norm_obs=True, norm_reward=True, checkpoint_frequency=1024)
+
+
+def test_what_rows_of_the_dead_hold_changes_nothing(monkeypatch):
+    """Neither the loss nor how advantages, observations and rewards are normalised."""
+    plain, observe = train("tasks:MultiCartPole", **DYING), ppo_multi.Worlds.observe
+    rng, filled = np.random.default_rng(0), []
+
+    def noisy(self, obs):
+        rows = observe(self, obs)
+        for row, agent in zip(rows, self.agents, strict=True):
+            if agent not in obs:
+                row[:] = rng.normal(5, 100, row.shape)
+                filled.append(agent)
+        return rows
+
+    monkeypatch.setattr(ppo_multi.Worlds, "observe", noisy)
+    noised = train("tasks:MultiCartPole", **DYING)
+    assert len(filled) > 100
+    assert ppo.run_hash(noised.agent) == ppo.run_hash(plain.agent)
+
+
+def test_a_policy_learns_from_the_steps_of_the_living_alone():
+    rng, gamma = np.random.default_rng(0), 0.5
+    args = ppo_multi.Args(norm_reward=True, norm_obs=True, gamma=gamma)
+    space = Box(-1, 1, (2,), np.float32)
+    policy = ppo.Agent(args, space, Discrete(3))
+    buffer = ppo.RolloutBuffer(13, 2, space)  # more than are played
+    alive = np.array([[1, 1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 1, 1]], bool).T
+    dies = np.zeros((7, 2), bool)
+    dies[[2, 0], [0, 1]] = True
+    rewards = np.float32(rng.normal(size=(7, 2)) * alive)
+    for t in range(7):
+        obs, successors = rng.uniform(-1, 1, (2, 2, 2)).astype(np.float32)
+        ends = dies[t], np.zeros(2, bool)
+        buffer.add(obs, rng.integers(3, size=2), rewards[t], *ends, successors)
+    running = np.array([0.3, 0.7])
+    batch, last = ppo_multi.make_living_batch(policy, buffer, alive, args, running)
+
+    sums = []  # of discounted rewards since an episode began, by hand
+    for row, start in enumerate(running):
+        for t in np.flatnonzero(alive[:, row]):
+            start = gamma * start + rewards[t, row]
+            sums.append(start)
+            start *= not dies[t, row]
+        np.testing.assert_allclose(last[row], start)
+    assert policy.return_moments.count == alive.sum() == len(sums)
+    np.testing.assert_allclose(policy.return_moments.var, np.var(sums), rtol=1e-5)
+    steps = [(t, row) for t in range(7) for row in range(2) if alive[t, row]]
+    assert {len(tensor) for tensor in batch.values()} == {len(steps)}
+    expected = np.array([buffer.obs[at] for at in steps])
+    np.testing.assert_array_equal(batch["obs"], expected)
+    # an agent that dies gets its last reward and nothing after it
+    at = steps.index((2, 0))
+    reward = rewards[2, 0] / np.sqrt(np.var(sums) + 1e-8)
+    np.testing.assert_allclose(batch["returns"][at], np.clip(reward, -10, 10), rtol=1e-4)
+
+
+def test_the_dead_only_wait_for_their_next_episode(monkeypatch):
+    """In CartPole a length is a return: steps of the dead would make it longer."""
+    finished, end_iteration = [], ppo.Run.end_iteration
+
+    def spy(run, scalars):
+        finished.extend(run.finished)
+        return end_iteration(run, scalars)
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    train("tasks:MultiCartPole", **DYING | dict(log_frequency=1))
+    returns, lengths = np.transpose(finished)
+    assert len(finished) > 20 and len(set(returns)) > 5
+    np.testing.assert_array_equal(returns, lengths)
+
+
+def test_a_policy_waits_where_all_its_agents_are_dead(monkeypatch):
+    """Agent a lives for the first of thirty steps, and a rollout has eight."""
+    weights, end_iteration = [], ppo.Run.end_iteration
+
+    def spy(run, scalars):
+        weights.append([hash_of_parameters(policy) for policy in run.agent.policies])
+        assert ("losses/entropy/0" in scalars) == (len(weights) in (1, 4))
+        assert "losses/entropy/1" in scalars
+        return end_iteration(run, scalars)
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    settings = dict(num_envs=6, eval_episodes=3, num_steps=8, total_timesteps=6 * 32)
+    train(f"{HERE}:short_life", norm_obs=True, norm_reward=True, **settings)
+    changed = [[a[p] != b[p] for a, b in pairwise(weights)] for p in range(3)]
+    assert changed == [[False, False, True], [True, True, True], [False, False, True]]
+
+
+# ---- curves, resume, command line
+
+
+def test_curves_show_each_agent_and_each_policy():
+    run = train(
+        f"{HERE}:Mortal",
+        num_envs=6,
+        eval_episodes=6,
+        num_steps=10,
+        log_frequency=60,
+        total_timesteps=120,
+    )
+    run.finish()
+    points = scalars(run.folder)
+    for name, played in {"a": 3, "b": 65, "c": 66}.items():  # as lives and rewards have it
+        curve = {step: x for (tag, step), x in points.items() if tag.endswith(f"return/{name}")}
+        assert curve == {60: [played], 120: [played]}
+    assert points["charts/episodic_return", 120] == [pytest.approx((3 + 65 + 66) / 3)]
+    assert points["eval/episodic_return", 120] == [pytest.approx((3 + 65 + 66) / 3)]
+    assert {f"losses/entropy/{p}" for p in range(3)} <= {tag for tag, _ in points}
+
+
+SETTINGS = "--env-id tasks:MultiCartPole --num-agents 2 --num-policies 1 --num-envs 6".split()
+SETTINGS += "--num-steps 32 --total-timesteps 1920 --checkpoint-frequency 576".split()
+SETTINGS += "--eval-episodes 4 --num-minibatches 2 --norm-obs --norm-reward".split()
+
+
+@pytest.mark.parametrize("flags", [[], ["--num-policies", 2]], ids=["shared", "own"])
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch, flags):
+    trained = script("ppo_multi", *SETTINGS, *flags)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("tasks-MultiCartPole", "ppo_multi")
+    evaluated = script("ppo_multi", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+
+    argv = [*SETTINGS, *map(str, flags), "--runs-dir", "stopped"]
+    args = ppo.parse_args("ppo_multi", ppo_multi.Args, argv)
+    functions = ppo_multi.make_agent, ppo_multi.evaluation_policy, ppo_multi.make_envs
+    run, end_iteration = ppo.Run("ppo_multi", args, *functions), ppo.Run.end_iteration
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 1200:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ppo_multi.train(args, run)
+    assert script("ppo_multi", "--resume", run.folder).hash == trained.hash
+
+
+def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
+    seeds, reset = [], Mortal.reset
+    monkeypatch.setattr(
+        Mortal, "reset", lambda self, seed=None: [seeds.append(seed), reset(self)][1]
+    )
+    run = new_run(f"{HERE}:Mortal", num_envs=15, eval_episodes=3, seed=5)
+    ppo.reset(run.envs, 5, 0)
+    assert seeds == env_seeds(15, 5, 0)[::3]
+
+
+class Unfit(Mortal):
+    """Two agents with spaces of our choice, who never play."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self, first, second, obs):
+        super().__init__()
+        self.action_space = {"a": first, "b": second}.get
+        self.observation_space = lambda agent: obs
+
+
+VECTOR = Box(-1, 1, (2,), np.float32)
+UNFIT = {
+    "images": (Discrete(2), Discrete(2), Box(0, 255, (84, 84, 3), np.uint8)),
+    "mixed": (Discrete(2), Box(-1, 1, (1,), np.float32), VECTOR),
+    "many": (MultiDiscrete([2, 3]), MultiDiscrete([2, 3]), VECTOR),
+    "unlike": (Discrete(2), Discrete(3), VECTOR),
+}
+
+
+@pytest.mark.parametrize(
+    "env_id, settings, words",
+    [
+        ("tasks:MultiCartPole", {"num_envs": 6}, "num_envs=6 must be a multiple of the 4 agents"),
+        ("tasks:MultiCartPole", {"eval_episodes": 10}, "eval_episodes=10 must be a multiple"),
+        ("tasks:Differ", {"num_policies": 3}, "num_policies=3 is more than the 2 agents"),
+        (
+            "tasks:Differ",
+            {"num_agents": 3},
+            "environment tasks:Differ: Differ() takes no arguments",
+        ),
+        ("tasks:Same", {}, "environment tasks:Same: module 'tasks' has no attribute 'Same'"),
+        ("nowhere.simple_v3", {}, "environment nowhere.simple_v3: No module named 'nowhere'"),
+        ("tasks:unfit=images", {}, "ppo_multi takes vectors, not images"),
+        ("tasks:unfit=mixed", {}, "ppo_multi takes actions of one kind, not"),
+        ("tasks:unfit=many", {}, "ppo takes Discrete and real-valued Box action spaces, not"),
+        (
+            "tasks:unfit=unlike",
+            {"num_policies": 1},
+            "agents that share a policy must have the same actions",
+        ),
+    ],
+)
+def test_what_it_cannot_take_is_said_in_a_line(env_id, settings, words, monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "unfit", lambda: Unfit(*UNFIT[name]), raising=False)
+    env_id, _, name = env_id.partition("=")
+    with pytest.raises(SystemExit) as raised:
+        new_run(env_id, **settings)
+    error = capsys.readouterr().err
+    assert raised.value.code == 2 and words in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("package, pin", [("mpe2", "1.1.1"), ("pettingzoo", "1.27.0")])
+def test_a_missing_package_is_named(package, pin, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [])
+    for module in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(SystemExit) as raised:
+        new_run(f"{package}.anything_v1")
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.endswith(f"; pip install {package}=={pin}\n")
+
+
+def test_arguments_out_of_range_write_nothing(script, tmp_path):
+    result = script("ppo_multi", "--num-policies", 0, ok=False)
+    assert result.status == 2 and "num_policies=0 must lie between 1 and inf" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+# ---- PettingZoo's
+
+
+def test_speaker_and_listener_have_policies_of_their_own_sizes():
+    """An environment of mpe2: 3 and 11 numbers are seen, 3 and 5 actions to choose from."""
+    env_id = "mpe2.simple_speaker_listener_v4"
+    run = new_run(env_id, num_envs=4, num_steps=25, total_timesteps=200)
+    before = [hash_of_parameters(policy) for policy in run.agent.policies]
+    ppo_multi.train(run.args, run)
+    outputs = [policy.actor[-1].out_features for policy in run.agent.policies]
+    assert run.obs_space.shape == (11,) and outputs == [3, 5]
+    after = [hash_of_parameters(policy) for policy in run.agent.policies]
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert len(run.evaluate()) == 4 and (run.evaluate() == run.evaluate()).all()
+
+
+def test_a_world_can_be_filmed():
+    args = ppo_multi.Args(env_id="mpe2.simple_spread_v3", num_envs=3, eval_episodes=3)
+    envs = ppo_multi.make_envs(args, 3, training=False, render_mode="rgb_array")
+    envs.reset(seed=np.arange(3))
+    picture = envs.envs[0].render()
+    assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.std() > 0
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings, low, high",
+    [
+        ({}, 0.95, 1),
+        ({"num_policies": 1}, 0.95, 1),
+        ({"num_policies": 1, "agent_id": False}, 0.3, 0.6),
+    ],
+    ids=["own", "told", "untold"],
+)
+def test_one_policy_differs_from_itself_only_if_it_knows_who_acts(settings, low, high):
+    """The last returns of training: 2 p (1 - p) is at most 0.5."""
+    run = train("tasks:Differ", total_timesteps=20_480, **settings)
+    run.writer.flush()
+    curve = {
+        step: x
+        for (tag, step), (x,) in scalars(run.folder).items()
+        if tag == "charts/episodic_return"
+    }
+    assert low <= np.mean([curve[step] for step in sorted(curve)[-5:]]) <= high

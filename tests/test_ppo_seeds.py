@@ -1,0 +1,138 @@
+"""ppo_seeds.py: each of several seeds learns what it would learn alone."""
+
+import contextlib
+
+import numpy as np
+import ppo
+import ppo_seeds
+import pytest
+from conftest import NUMBERS, new_run, only_run
+
+CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
+PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
+PENDULUM |= {"norm_obs": True, "norm_reward": True, "clip_vloss": True, "ent_coef": 0.01}
+
+
+@pytest.fixture
+def train_seeds(monkeypatch):
+    """train_seeds(**settings) trains and returns the runs of all seeds."""
+    made, make_runs = [], ppo_seeds.make_runs
+    monkeypatch.setattr(ppo_seeds, "make_runs", lambda *x: made.append(make_runs(*x)) or made[-1])
+
+    def train(**settings):
+        args = ppo_seeds.Args(**{"eval_episodes": 2, "exp_name": str(next(NUMBERS))} | settings)
+        args.check()
+        run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
+        with contextlib.redirect_stdout(None):
+            ppo_seeds.train(args, run)
+        return made[-1]
+
+    return train
+
+
+def parameters(run):
+    return np.concatenate([p.detach().numpy().ravel() for p in run.agent.parameters()])
+
+
+def alone(**settings):
+    run = new_run(ppo, **settings)
+    ppo.train(run.args, run)
+    return run
+
+
+@pytest.mark.parametrize("settings", [CARTPOLE, PENDULUM], ids=["discrete", "continuous"])
+def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
+    runs = train_seeds(num_seeds=3, seed=5, **settings)
+    assert [run.args.seed for run in runs] == [5, 6, 7]
+    start = new_run(ppo, **settings, seed=6)
+    for run in runs:
+        expected = alone(**settings, seed=run.args.seed)
+        np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
+        np.testing.assert_allclose(run.returns, expected.returns, atol=1e-3)
+    assert np.abs(parameters(runs[1]) - parameters(start)).max() > 1e-3  # it did learn
+
+
+def test_no_seed_depends_on_another(train_seeds):
+    first, second = train_seeds(num_seeds=3, **CARTPOLE), train_seeds(num_seeds=2, **CARTPOLE)
+    hashes = [[ppo.run_hash(run.agent) for run in runs] for runs in (first, second)]
+    assert hashes[0][:2] == hashes[1] and len(set(hashes[0])) == 3
+
+
+@pytest.mark.parametrize(
+    "field, values",
+    [
+        ("learning_rate", (1e-3, 4e-3)),
+        ("gamma", (0.5, 0.9)),
+        ("gae_lambda", (0.1, 0.9)),
+        ("max_grad_norm", (1e-3, 10.0)),  # a clip over all gradients would couple them
+    ],
+)
+def test_settings_may_differ_between_seeds(train_seeds, field, values):
+    settings = {"total_timesteps": 768, "num_minibatches": 2}
+    runs = train_seeds(num_seeds=2, vary=(field, *map(str, values)), **settings)
+    found = [(getattr(run.args, field), run.args.seed) for run in runs]
+    assert found == [(values[0], 1), (values[0], 2), (values[1], 1), (values[1], 2)]
+    for run in runs[1:3]:
+        expected = alone(**settings, seed=run.args.seed, **{field: getattr(run.args, field)})
+        np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
+
+
+SETTINGS = "--num-seeds 3 --total-timesteps 2048 --checkpoint-frequency 512".split()
+SETTINGS += "--norm-obs --eval-episodes 2".split()
+
+
+def stopped(monkeypatch, method, seed, step):
+    """A run of these settings that is stopped when `method` of this seed's run is called there."""
+    args = ppo.parse_args("ppo_seeds", ppo_seeds.Args, [*SETTINGS, "--runs-dir", f"{method}{step}"])
+    run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
+    original = getattr(ppo.Run, method)
+
+    def stop(self, *rest):
+        if self.args.seed == seed and self.step_count >= step:
+            raise KeyboardInterrupt
+        return original(self, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo.Run, method, stop)
+        ppo_seeds.train(args, run)
+    return run.folder
+
+
+def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(script, tmp_path, monkeypatch):
+    trained = script("ppo_seeds", *SETTINGS)
+    folder = only_run(tmp_path)
+    others = sorted(folder.glob("*-seed-*"))
+    assert [path.name[:9] for path in others] == ["2-seed-2-", "3-seed-3-"]
+    hashes = []
+    for path in (folder, *others):
+        evaluated = script("ppo_seeds", "--evaluate", path)
+        hashes.append(evaluated.hash)
+        seed = 1 if path == folder else int(path.name[0])
+        assert f"seed {seed}       return {evaluated.line('evaluation').split()[1]}," in trained.out
+    assert trained.hash == hashes[0] and len(set(hashes)) == 3
+
+    for method, seed, step in (("end_iteration", 1, 1100), ("save", 2, 1024)):
+        path = stopped(monkeypatch, method, seed, step)  # the second between checkpoints
+        assert script("ppo_seeds", "--resume", path).hash == hashes[0]
+        others = [script("ppo_seeds", "--evaluate", x).hash for x in sorted(path.glob("*-seed-*"))]
+        assert others == hashes[1:]
+
+
+def test_the_mean_of_the_middle_half():
+    assert ppo_seeds.iqm(np.array([9, 2, 1, 3, 1000.0])) == pytest.approx((2 + 3 + 9) / 3)
+    np.testing.assert_allclose(ppo_seeds.iqm([[0, 1, 2, 3, 4, 5, 6, 70]] * 2), [3.5, 3.5])
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--num-seeds", 0], "num_seeds=0 must lie between 1 and inf"),
+        (["--vary", "hidden_size", 8, 16], "--vary takes one of learning_rate, gamma"),
+        (["--vary", "gamma", 0.9, "high"], "--vary gamma takes numbers"),
+        (["--target-kl", 0.01], "target_kl would end the epochs of all seeds"),
+        (["--env-id", "CarRacing-v3"], "ppo_seeds takes vectors, not images"),
+    ],
+)
+def test_what_it_cannot_take_is_said_in_a_line(script, flags, words):
+    result = script("ppo_seeds", *flags, ok=False)
+    assert result.status == 2 and words in result.err and len(result.err.splitlines()) == 1
