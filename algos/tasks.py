@@ -3,6 +3,8 @@
 Run       python algos/ppo_lstm.py --env-id tasks:HiddenCartPole-v0
 """
 
+import time
+
 import gymnasium as gym
 import numpy as np
 
@@ -240,3 +242,19 @@ class MilliCartPole(gym.ObservationWrapper):
 
 
 gym.register("MilliCartPole-v0", MilliCartPole)
+
+
+class WaitingCartPole(gym.Wrapper):
+    """CartPole-v1 that takes 5 ms a step and no processor, as a simulator elsewhere does: actors
+    gather speed there, however few cores there are.
+    """
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action):
+        time.sleep(0.005)
+        return self.env.step(action)
+
+
+gym.register("WaitingCartPole-v0", WaitingCartPole)

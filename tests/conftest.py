@@ -1,5 +1,6 @@
 """What all tests share: the scripts as modules and as commands, and small environments."""
 
+import importlib
 import importlib.util
 import itertools
 import json
@@ -52,8 +53,10 @@ def train(module, **settings):
 
 
 def parse(module, argv):
-    """The arguments of a command line."""
-    return module.parse_args(module.__name__, module.RunArgs, [str(word) for word in argv])
+    """The arguments of a command line of a script or a variant."""
+    parent, argv = importlib.import_module(module.__name__.split("_")[0]), map(str, argv)
+    args_class = module.RunArgs if module is parent else module.Args
+    return parent.parse_args(module.__name__, args_class, list(argv))
 
 
 @pytest.fixture(autouse=True)

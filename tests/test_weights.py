@@ -14,7 +14,8 @@ from conftest import ROOT, new_run, parse
 from numpy.lib.stride_tricks import sliding_window_view
 
 README = (ROOT / "algos" / "README.md").read_text()
-LISTS = re.findall(r"```\npython algos/(\w+)\.py(.*)\n([^`]+)```", README)
+PAGES = README + (ROOT / "algos" / "VARIANTS.md").read_text()
+LISTS = re.findall(r"```\npython algos/(\w+)\.py(.*)\n([^`]+)```", PAGES)
 
 
 @pytest.mark.parametrize("name, flags, text", LISTS, ids=["".join(x[:2]) for x in LISTS])
@@ -25,7 +26,7 @@ def test_the_readme_lists_every_parameter(name, flags, text):
         listed[what] = tuple(int(n) for n in re.findall(r"\d+", shape))
     for script in (ppo, a2c) if name in ("ppo", "a2c") else (importlib.import_module(name),):
         args = parse(script, flags.split())
-        envs = script.make_envs(args, 1)
+        envs = importlib.import_module(name.split("_")[0]).make_envs(args, 1)
         spaces = envs.single_observation_space, envs.single_action_space
         state = script.make_agent(args, *spaces).state_dict()
         envs.close()

@@ -1,0 +1,215 @@
+"""ppo_rnd.py: the bonus, its scale, its critic's own notion of time, and that it stays apart."""
+
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_rnd
+import pytest
+import torch
+from conftest import hash_of_parameters, only_run
+from gymnasium.spaces import Box, Discrete
+
+T, B, F = 7, 3, 5  # steps, environments, length of observations
+OBS = Box(-1, 1, (F,), np.float32)
+
+
+def make_parts(**settings):
+    """An agent and a Curiosity whose parameters are all of some size."""
+    args = ppo_rnd.Args(**{"num_envs": B, "num_steps": T, "hidden_size": 11} | settings)
+    torch.manual_seed(0)
+    agent = ppo_rnd.make_agent(args, OBS, Discrete(2))
+    curiosity = ppo_rnd.Curiosity(args, OBS)
+    for p in (*agent.parameters(), *curiosity.parameters()):
+        torch.nn.init.normal_(p, std=0.5)
+    return args, agent, curiosity
+
+
+def play(rng):
+    """A rollout with ends of both kinds, what each step led to, and what is acted on after it."""
+    buffer = ppo.RolloutBuffer(T, B, OBS)
+    obs, next_obs = rng.normal(size=(2, T, B, F)).astype(np.float32)
+    for t in range(T):
+        ends = np.zeros((2, B), bool)
+        ends[0, 1], ends[1, 2] = t == 2, t in (4, T - 1)
+        over = ends.any(axis=0)[:, None]
+        if t < T - 1:
+            next_obs[t] = np.where(over, next_obs[t], obs[t + 1])
+        rewards = rng.normal(size=B).astype(np.float32)
+        buffer.add(obs[t], rng.integers(2, size=B), rewards, *ends, next_obs[t])
+    after = np.where(over, rng.normal(size=(B, F)), next_obs[-1]).astype(np.float32)
+    return buffer, next_obs, after
+
+
+def test_the_error_by_hand():
+    """Target 3 x and -x, predictor 1 and 1, of x = 2: squares 25 and 9, mean 17. Beyond five
+    standard deviations x counts as five: squares 14^2 and 6^2, mean 116.
+    """
+    curiosity = ppo_rnd.Curiosity(ppo_rnd.Args(), OBS)
+    curiosity.target = ppo.Layers(torch.nn.Linear(1, 2))
+    curiosity.predictor = ppo.Layers(torch.nn.Linear(1, 2))
+    with torch.no_grad():
+        for network, weights, bias in (("target", (3, -1), 0), ("predictor", (0, 0), 1)):
+            getattr(curiosity, network)[0].weight[:] = torch.tensor(weights)[:, None]
+            getattr(curiosity, network)[0].bias[:] = bias
+    curiosity.obs_moments = ppo.RunningMoments((1,))
+    curiosity.obs_moments.mean[:], curiosity.obs_moments.var[:] = 10, 4
+    errors = curiosity.errors(torch.tensor([[14.0], [20.0], [50.0]]))
+    np.testing.assert_allclose(errors.detach(), [17, 116, 116], rtol=1e-5)
+
+
+def test_the_scale_of_bonuses_by_hand():
+    """Their sums run along time, each environment's on its own, and restart after an end."""
+    _, _, curiosity = make_parts()
+    errors = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    ended = np.array([[False, True], [False, False], [False, False]])
+    args = ppo_rnd.Args(gamma_int=0.5)
+    running = np.array([0.0, 4.0])
+    bonuses, running = ppo_rnd.scaled_bonuses(curiosity, errors, ended, args, running)
+    np.testing.assert_allclose(running, [6.75, 8])
+    std = np.std([1, 3.5, 6.75, 4, 4, 8])
+    np.testing.assert_allclose(bonuses, errors / std, rtol=1e-5)
+    more, _ = ppo_rnd.scaled_bonuses(curiosity, errors, ~ended, args, running)
+    std = np.std([1, 3.5, 6.75, 4, 4, 8, 1 + 6.75 / 2, 6, 3, 4 + 6 / 2, 5, 6])
+    assert more[0, 0] != pytest.approx(bonuses[0, 0], rel=0.01)  # of both rollouts
+    np.testing.assert_allclose(more, errors / std, rtol=1e-5)
+
+
+def test_successors_are_the_true_ones():
+    buffer, next_obs, after = play(np.random.default_rng(0))
+    np.testing.assert_array_equal(ppo_rnd.successors_of(buffer), next_obs)
+    assert (next_obs[-1] != after).any() and (next_obs[2, 1] != buffer.obs[3, 1]).any()
+
+
+def test_bonuses_go_on_across_ends_and_rewards_do_not():
+    args, agent, curiosity = make_parts(gamma=0.7, gamma_int=0.9, gae_lambda=0.6)
+    buffer, next_obs, after = play(np.random.default_rng(0))
+    batch, _ = ppo.make_batch(agent, buffer, args, np.zeros(B))
+    plain = {name: tensor.clone() for name, tensor in batch.items()}
+    ppo_rnd.add_bonuses(batch, agent, curiosity, buffer, after, args, np.zeros(B))
+
+    rows = next_obs.reshape(-1, F)
+    x = (next_obs - rows.mean(axis=0)) / rows.std(axis=0)
+    with torch.no_grad():
+        x = torch.as_tensor(x.clip(-5, 5))
+        errors = (curiosity.predictor(x) - curiosity.target(x)).square().mean(dim=2).numpy()
+        obs = torch.as_tensor(np.concatenate([buffer.obs, after[None]]))
+        values = curiosity.critic(obs).squeeze(2).numpy()
+    sums, running = [], np.zeros(B)
+    for error, over in zip(errors, buffer.terminated | buffer.truncated, strict=True):
+        sums.append(0.9 * running + error)
+        running = np.where(over, 0, sums[-1])
+    bonuses = errors / np.std(sums)
+    advantages = np.zeros((T + 1, B))  # of one episode without an end
+    for t in reversed(range(T)):
+        delta = bonuses[t] + 0.9 * values[t + 1] - values[t]
+        advantages[t] = delta + 0.9 * 0.6 * advantages[t + 1]
+    advantages = advantages[:T]
+
+    expected = 2 * plain["advantages"].numpy() + 1 * advantages.flatten()
+    np.testing.assert_allclose(batch["advantages"], expected, rtol=1e-4, atol=1e-5)
+    returns = (advantages + values[:T]).flatten()
+    np.testing.assert_allclose(batch["bonus_returns"], returns, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(batch["returns"], plain["returns"])
+    np.testing.assert_array_equal(batch["next_obs"], next_obs.reshape(-1, F))
+
+
+def test_the_error_falls_where_it_was_learned_and_not_elsewhere():
+    torch.manual_seed(0)
+    curiosity = ppo_rnd.Curiosity(ppo_rnd.Args(), Box(0, 1, (20,), np.float32))
+    curiosity.obs_moments.update(np.eye(20, dtype=np.float32))
+    cells = torch.eye(20)
+    before = curiosity.errors(cells).detach()
+    optimizer = torch.optim.Adam(curiosity.learners(), lr=1e-3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        curiosity.errors(cells[:10]).mean().backward()
+        optimizer.step()
+    after = curiosity.errors(cells).detach()
+    assert (after[:10] < 0.05 * before[:10]).all() and (after[10:] > 0.3 * before[10:]).all()
+
+
+SMALL = {"total_timesteps": 1536, "checkpoint_frequency": 512, "eval_episodes": 3}
+
+
+def trained(monkeypatch, **settings):
+    """A run, in this process, and its Curiosity."""
+    made, init = [], ppo_rnd.Curiosity.__init__
+
+    def spy(self, *sizes):
+        init(self, *sizes)
+        made.append((self, hash_of_parameters(self.target), hash_of_parameters(self)))
+
+    monkeypatch.setattr(ppo_rnd.Curiosity, "__init__", spy)
+    args = ppo_rnd.Args(**SMALL | settings)
+    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
+    ppo_rnd.train(args, run)
+    return run, *made[0]
+
+
+def test_the_target_stays_and_what_learns_moves(monkeypatch):
+    _, curiosity, target, everything = trained(monkeypatch)
+    assert hash_of_parameters(curiosity.target) == target
+    after = hash_of_parameters(curiosity)
+    same = [a == b for a, b in zip(everything, after, strict=True)]
+    assert same == [True] * 6 + [False] * 12  # three layers a network: target, predictor, critic
+    assert curiosity.obs_moments.count == curiosity.return_moments.count == 1536
+
+
+def test_without_bonuses_it_is_ppo(monkeypatch):
+    """Whatever the predictor and the critic of bonuses do, and with a norm that is clipped."""
+    settings = SMALL | {"env_id": "CartPole-v1", "max_grad_norm": 0.05}
+    run, *_ = trained(monkeypatch, ext_coef=1.0, int_coef=0.0, **settings)
+    args = ppo.RunArgs(**settings, exp_name="plain")
+    plain = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
+    ppo.train(args, plain)
+    assert ppo.run_hash(run.agent) == ppo.run_hash(plain.agent)
+
+
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch):
+    flags = [f"--{name}={value}" for name, value in SMALL.items()]
+    complete = script("ppo_rnd", *flags)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("tasks-FarGoal-v0", "ppo_rnd")
+    evaluated = script("ppo_rnd", "--evaluate", folder)
+    assert evaluated.line("evaluation") == complete.line("evaluation")
+
+    end_iteration = ppo.Run.end_iteration
+
+    def stop(run, scalars):
+        step = end_iteration(run, scalars)
+        if step > 600:
+            raise KeyboardInterrupt
+        return step
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
+    args = ppo.parse_args("ppo_rnd", ppo_rnd.Args, [*flags, "--runs-dir=stopped"])
+    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
+    with pytest.raises(KeyboardInterrupt):
+        ppo_rnd.train(args, run)
+    assert script("ppo_rnd", "--resume", run.folder).hash == complete.hash
+
+
+def test_images_are_refused(script):
+    failed = script("ppo_rnd", "--env-id", "environments:Colour-v0", ok=False)
+    assert failed.status == 2 and "vectors" in failed.err
+
+
+def test_the_chance_of_a_random_walk_to_arrive():
+    """C(2n - 2, n - 1) / 4^(2n - 2), for n = 3 by playing all 4^4 sequences of actions."""
+    env = gym.make("tasks:FarGoal-v0", n=3).unwrapped
+    arrived = 0
+    for actions in np.ndindex(*[4] * 4):
+        env.reset()
+        arrived += max(env.step(action)[1] for action in actions)
+    assert arrived == 6 and gym.spec("FarGoal-v0").max_episode_steps == 2 * (10 - 1)
+
+
+@pytest.mark.slow
+def test_it_finds_the_far_goal_and_ppo_does_not():
+    settings = {"env_id": "tasks:FarGoal-v0", "total_timesteps": 51_200, "seed": 3}
+    returns = []
+    for script, args in ((ppo_rnd, ppo_rnd.Args(**settings)), (ppo, ppo.RunArgs(**settings))):
+        run = ppo.Run(script.__name__, args, script.make_agent, ppo.evaluation_policy)
+        script.train(args, run)
+        returns.append(run.evaluate().mean())
+    assert returns == [1, 0]
