@@ -13,7 +13,9 @@ would take alone, by what this machine was measured to do, over the time a step 
 `solve-...` is the time from the start of the process until the last 20 training episodes have the
 mean return at which the environment counts as solved, with each library's best known settings, on
 a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 64 environments and
-rollouts of 512 steps in all, and of two runs side by side. `profile` says what the time of a step
+rollouts of 512 steps in all, and of two runs side by side. `seeds` is the processor time for ten
+seeds of PPO on CartPole: by ppo_seeds.py, by ppo.py one after another and two at a time, and by
+stable-baselines3, start-up and everything included. `profile` says what the time of a step
 goes into, by maintain/profiled.py, in the same cells; beside it `arithmetic`, what the
 floating-point operations would take alone.
 
@@ -379,6 +381,45 @@ def measure_scaling(repeats: int, folder: str) -> list[dict]:
     return rows
 
 
+def measure_seeds(repeats: int, folder: str) -> list[dict]:
+    """Processor and wall seconds for each of ten seeds, by what trains them."""
+    steps, rows = 51_200, []
+    settings = {"defaults": "", "cleanrl": "--config benchmarks/cartpole.toml:ppo-cleanrl"}
+    flags = f"--total-timesteps {steps} --torch-threads 1 --eval-episodes 1 --runs-dir {folder}"
+    cell = replace(CELLS["ppo-cartpole"], last=steps, first=0)
+
+    def ours(script, setting, seed=1, more=""):
+        words = f"algos/{script}.py {settings[setting]} {flags} --seed {seed} {more}".split()
+        subprocess.run([sys.executable, *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+    def side_by_side(setting):
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda seed: ours("ppo", setting, seed), range(1, 11)))
+
+    ways = {
+        "ppo_seeds, ten at once": lambda s: ours("ppo_seeds", s, more="--num-seeds 10"),
+        "ppo, one after another": lambda s: [ours("ppo", s, seed) for seed in range(1, 11)],
+        "ppo, two at a time": side_by_side,
+        "sb3, one after another": lambda s: [run_peer(cell, "sb3", folder) for _ in range(10)],
+    }
+    for setting in settings:
+        for way in list(ways)[: 4 if setting == "cleanrl" and PEERS.exists() else 3]:
+            times = []
+            for _ in range(repeats):
+                before, started = os.times(), time.time()
+                ways[way](setting)
+                now = os.times()
+                spent = now.children_user + now.children_system
+                spent -= before.children_user + before.children_system
+                times.append((spent / 10, (time.time() - started) / 10))
+            processor, wall = (statistics.median(x) for x in zip(*times, strict=True))
+            row = {"cell": "seeds", "settings": setting, "trained_by": way, "steps": steps}
+            row |= {"processor_s": round(processor, 2), "wall_s": round(wall, 2)}
+            rows.append({**row, "repeats": repeats})
+            print("seeds            " + ", ".join(f"{k} {v}" for k, v in list(row.items())[1:]))
+    return rows
+
+
 def measure_profile(name: str, folder: str) -> dict:
     """Microseconds of a step by part, once."""
     cell, profiled = CELLS[name], MAINTAIN / "profiled.py"
@@ -528,7 +569,7 @@ def parse_names(doc: str, names, without_any: str, repeats: int) -> tuple:
 
 def main():
     os.environ["TQDM_DISABLE"] = "1"  # the scripts' progress would stand between the lines here
-    names = [*CELLS, *SOLVES, "scaling", "profile", "gpu"]
+    names = [*CELLS, *SOLVES, "scaling", "seeds", "profile", "gpu"]
     parser, args = parse_names(__doc__, names, "all but gpu", repeats=3)
     tasks, chosen = {**CELLS, **SOLVES}, args.names or names[:-1]
     has_peers = any(tasks[name].peers for name in chosen if name in tasks)
@@ -548,6 +589,10 @@ def main():
             elif name == "scaling":
                 rows = measure_scaling(args.repeats, folder)
                 keep(RESULTS / "scaling.csv", name, rows, names)
+            elif name == "seeds":
+                with held_to(2):
+                    rows = measure_seeds(args.repeats, folder)
+                keep(RESULTS / "seeds.csv", name, rows, names)
             elif name == "gpu":
                 for cell in ON_GPU:
                     keep(RESULTS / "gpu.csv", cell, measure_gpu(cell, args.repeats, folder), names)
