@@ -521,6 +521,8 @@ def verdict_on(cell: Cell, row: Published) -> str:
 
 
 def number(x: float) -> str:
+    if 0 < abs(x) < 1:
+        return f"{x:.2f}"
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
 
 
@@ -709,7 +711,7 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
     """A panel for each environment: IQM of the greedy return over seeds, with its 95% interval.
 
     The same algorithm, or table where a panel has several of one algorithm, has the same colour
-    in all panels; dashed beside it is the published return.
+    in all panels, if there are colours enough; dashed beside it is the published return.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
@@ -719,6 +721,7 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
     by_table = len(of_one_algorithm) < len(cells)
     labels = {id(cell): cell.table if by_table else cell.about["algo"] for cell in cells}
     colors = {label: f"C{i}" for i, label in enumerate(sorted(set(labels.values())))}
+    legend_in_panels = len(colors) > 10
     environments = sorted({cell.env_id for cell in cells})
     columns = min(len(environments), 3)
     rows = math.ceil(len(environments) / columns)
@@ -728,9 +731,11 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         axis.remove()
     for env_id, axis in zip(environments, axes.flat, strict=False):
         lines = []  # (published return, colour)
-        for cell in (cell for cell in cells if cell.env_id == env_id):
-            color, (steps, returns) = colors[labels[id(cell)]], cell.curve("greedy")
-            axis.plot(steps, iqm(returns.T), color=color, marker="." if len(steps) == 1 else None)
+        for i, cell in enumerate(cell for cell in cells if cell.env_id == env_id):
+            label, (steps, returns) = labels[id(cell)], cell.curve("greedy")
+            color = f"C{i}" if legend_in_panels else colors[label]
+            marker = "." if len(steps) == 1 else None
+            axis.plot(steps, iqm(returns.T), color=color, marker=marker, label=label)
             if bounds := interval(iqm, returns.T):
                 axis.fill_between(steps, *bounds, color=color, alpha=0.2, linewidth=0)
             if row := nearest(cell, published):
@@ -741,13 +746,16 @@ def draw(cells: list[Cell], published: list[Published], path: Path):
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k, 1M
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(env_id, fontsize=11)
+        if legend_in_panels:
+            axis.legend(fontsize=8)
         low, high = axis.get_ylim()
         lines.sort()
         heights = apart([mean for mean, _ in lines], (high - low) / 14)
         for (mean, color), height in zip(lines, heights, strict=True):
             place = dict(xycoords=("axes fraction", "data"), va="center", fontsize=9, color=color)
             axis.annotate(number(mean), (1.01, height), **place)
-    handles = [Line2D([], [], color=color, label=label) for label, color in colors.items()]
+    shared = {} if legend_in_panels else colors
+    handles = [Line2D([], [], color=color, label=label) for label, color in shared.items()]
     handles.append(Line2D([], [], color="gray", linestyle="--", linewidth=1, label="published"))
     figure.supxlabel("environment steps", fontsize=10, y=0.06)
     figure.supylabel("greedy return", fontsize=10)

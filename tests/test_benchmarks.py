@@ -771,8 +771,9 @@ def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeyp
     assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
 
 
-def test_the_documents_hold_what_the_results_say():
-    for path, text in report.documents(report.RESULTS).items():
+@pytest.mark.parametrize("results", [report.RESULTS, report.RESULTS / "variants"])
+def test_the_documents_hold_what_the_results_say(results):
+    for path, text in report.documents(results).items():
         assert path.read_text() == text, f"make report rewrites {path}"
 
 

@@ -16,12 +16,14 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+import conftest
+import ppo
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-DOCUMENTS += ("algos/README.md", "benchmarks/README.md", "bugs/README.md")
+DOCUMENTS += ("algos/README.md", "algos/VARIANTS.md", "benchmarks/README.md", "bugs/README.md")
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
 INSIDE = TEXTS["algos/README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +32,7 @@ FOLDERS = ("algos/", "benchmarks/", "bugs/", "tests/", ".ci/")
 
 def test_no_document_is_left_out():
     """Of those that belong to the repository; what programs leave in it begins with a dot."""
-    hidden = re.compile(r"(^|/)\.|^runs/")
+    hidden = re.compile(r"(^|/)\.|^runs/|^benchmarks/results/")
     paths = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.md")}
     assert {path for path in paths if not hidden.search(path)} == set(DOCUMENTS)
 
@@ -134,7 +136,9 @@ def parse(name: str, flags: list[str]):
             (Path(folder) / "args.json").write_text(json.dumps(about))
     if flags == ["--help"]:
         return None
-    return script.parse_args(name, script.RunArgs, flags)
+    if name == "ppo_imitation":  # which evaluates runs of its parent, too
+        return ppo.parse_args(script.name_of_run(flags), script.Args, flags)
+    return conftest.parse(script, flags)
 
 
 def stop_after_parsing(monkeypatch, path: str, flags: list[str]):
@@ -231,7 +235,7 @@ def test_links_and_names_lead_somewhere(name):
         path = folder / file if file else ROOT / name
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
-        if path.suffix == ".py" and "/" not in text:
+        if path.suffix == ".py" and "/" not in text and text.strip("`") != path.name:
             assert text.strip("`") in definitions(path), (text, target)
     for line in prose(TEXTS[name]).splitlines():
         assert line.count("`") % 2 == 0, f"code across two lines is not found here: {line}"
