@@ -515,14 +515,14 @@ def test_the_tables(results):
     line = report.results_table(report.read_cells(report.RESULTS), rows).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1 to 3)"]
-    assert cells[4:7] == ["4.0", "4.0 ± 1.0", "2.0 ± 0.5"]
+    assert cells[4:7] == ["4.0", "4.0 ± 1.0", "2.0 ± 0.50"]
     assert cells[7:9] == ["9.5 (a paper, CartPole-v0)", "below: too few steps"]
     assert cells[9:] == ["2.0", "`python algos/ppo.py --seed 1 --gamma 0.9`"]
     short = report.short_table(report.read_cells(report.RESULTS), rows).splitlines()[-1]
     expected = "| CartPole-v1 | ppo-mine | 0k | 4.0 | 3 | 9.5 (0k, a paper, CartPole-v0) |"
     assert short == expected
     beside = report.published_table(report.read_cells(report.RESULTS), rows)
-    assert "| training | 2.0 ± 0.5 | 3 | 100 | 1.9 ± 0.5 |" in beside
+    assert "| training | 2.0 ± 0.50 | 3 | 100 | 1.9 ± 0.50 |" in beside
     assert "| 4.0 ± 1.0 | 3 | 100 | 9.5 ± 9.0 | 1 agent | 100 | CartPole-v0 |" in beside
     assert "| 20.0 ± 10.0 | 50 | 2 |" in report.best_table(report.read_cells(report.RESULTS))
 

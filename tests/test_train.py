@@ -53,7 +53,7 @@ class KnownBox(Known):
     action_space = Box(10, 1000, (1,), np.float32)
 
 
-class Match(gym.Env):
+class Matching(gym.Env):
     """One step: reward 1 for the action that the observation shows."""
 
     observation_space = Box(0, 1, (3,), np.float32)
@@ -68,7 +68,7 @@ class Match(gym.Env):
         return np.zeros(3, np.float32), float(action == self.shown), True, False, {}
 
 
-for environment in (Known, KnownBox, Match):
+for environment in (Known, KnownBox, Matching):
     gym.register(f"{environment.__name__}-v0", environment)
 
 SMALL = {
@@ -550,7 +550,8 @@ def test_an_evaluation_has_random_streams_of_its_own():
 
 def test_evaluations_have_environments_of_their_own(monkeypatch):
     """In which a lost life ends no episode: see make_envs."""
-    run, made = small(ppo, eval_episodes=3), calls(monkeypatch, ppo, "make_envs")
+    run = small(ppo, eval_episodes=3)
+    made = calls(monkeypatch, run, "make_envs")
     run.evaluate()
     (call,) = made
     assert call["num_envs"] == 3 and not call.get("training", True)
@@ -624,5 +625,5 @@ LEARNS = {
 
 @pytest.mark.parametrize("script, settings", LEARNS.items(), ids=["ppo", "a2c", "dqn"])
 def test_it_learns_which_action_is_right(script, settings):
-    run = train(script, env_id="Match-v0", eval_episodes=30, **settings)
+    run = train(script, env_id="Matching-v0", eval_episodes=30, **settings)
     assert run.evaluate().mean() == 1
