@@ -1,0 +1,224 @@
+"""DQN with prioritised replay: steps are replayed the more often, the larger their TD error was
+when they were last learned from, and count the less in the loss for it.
+
+Papers    prioritised replay arXiv 1511.05952, the proportional kind; DQN and its switches as in
+          dqn.py.
+Run       python algos/dqn_prioritised.py                                      CartPole-v1
+          python algos/dqn_prioritised.py --double --dueling --n-step 3        any combination
+
+It imports dqn.py, which must lie beside it, and holds only what differs:
+- a sum tree over the replay buffer draws a step with probability P = p^a / sum of all p^a, where
+  p is the size of its TD error, of a distribution (C51) the cross-entropy, and 1e-6;
+- a step that was never replayed has the largest p so far, so that it soon is;
+- its loss is weighted by (N P)^-b, N the steps held, over the largest such weight of the batch;
+- `train` hands each batch's errors back to the buffer.
+With --priority-exponent 0 it is dqn, to the last bit.
+"""
+
+import copy
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import dqn
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+@dataclass
+class Args(dqn.RunArgs):
+    priority_exponent: float = 0.6
+    """a: 0 replays all steps alike, 1 in proportion to their errors."""
+    importance_exponent: float = 0.4
+    """b at the start: how far weights make up for it; it rises linearly to 1, entirely."""
+
+    def check(self):
+        super().check()
+        dqn.require_range(self, "priority_exponent importance_exponent", low=0, high=1)
+
+
+class SumTree:
+    """Numbers, the leaves of a binary tree whose other nodes are the sums of their two children, so
+    that to find where a running sum is reached takes one step per level.
+    """
+
+    def __init__(self, num_leaves: int):
+        self.depth = (num_leaves - 1).bit_length()
+        self.nodes = np.zeros(2 << self.depth)  # 1 is the root, 2 n and 2 n + 1 are the children of
+        self.first_leaf = 1 << self.depth  # n; float64, since sums of many small numbers matter
+        self.changed = []  # leaves that were set, and are not yet in the sums
+
+    def __getitem__(self, leaves):
+        return self.nodes[self.first_leaf + leaves]
+
+    def __setitem__(self, leaves, values):  # (n,), (n,)
+        self.nodes[self.first_leaf + leaves] = values
+        self.changed.append(self.first_leaf + leaves)
+
+    def total(self) -> float:
+        """The sum of all leaves."""
+        if self.changed:
+            nodes = np.concatenate(self.changed)
+            self.changed.clear()
+            for _ in range(self.depth):
+                nodes = nodes >> 1
+                # added anew: corrected by differences, sums would drift away from their parts
+                self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+        return self.nodes[1]
+
+    def find(self, shares):
+        """Leaves at these shares of the total, from 0 up to but not 1, in running sums: (n,)."""
+        sums, nodes = shares * self.total(), np.ones(len(shares), np.int64)
+        for _ in range(self.depth):
+            nodes = 2 * nodes
+            left = self.nodes[nodes]
+            # never into an empty half, where a rounded sum could lead
+            right = (sums >= left) & (self.nodes[nodes + 1] > 0)
+            sums = sums - left * right
+            nodes += right
+        return nodes - self.first_leaf
+
+
+def importance_weights(probabilities, exponent: float):
+    """(N P)^-b, divided by the largest of the batch, so that N cancels; section 3.4. (batch,)."""
+    return np.float32((probabilities / probabilities.min()) ** -exponent)
+
+
+class ReplayBuffer(dqn.ReplayBuffer):
+    """dqn's, with a priority for each step, (|error| + 1e-6)^a: 0 for those that cannot be drawn.
+
+    A step is named by its number, counted from 0, and its environment: (batch,) each.
+    """
+
+    def __init__(self, *sizes, exponent: float):
+        super().__init__(*sizes)
+        self.exponent, self.largest = exponent, 1.0  # of all priorities so far
+        self.tree, self.envs = SumTree(self.slots * self.num_envs), np.arange(self.num_envs)
+
+    def leaves(self, steps, envs):
+        return steps % self.slots * self.num_envs + envs
+
+    def add(self, *step):
+        super().add(*step)
+        new, gone = (self.leaves(self.total - age, self.envs) for age in (1, self.length + 1))
+        self.tree[gone], self.tree[new] = 0.0, self.largest
+
+    def draw(self, batch_size, rng):
+        if self.exponent == 0:
+            ages, envs = super().draw(batch_size, rng)
+        else:  # one from each of batch_size equal parts of the sum: appendix B.2.1
+            shares = (np.arange(batch_size) + rng.random(batch_size)) / batch_size
+            slots, envs = np.divmod(self.tree.find(shares), self.num_envs)
+            ages = (self.total - slots) % self.slots
+        self.drawn = self.total - ages, envs
+        return ages, envs
+
+    def sample(self, batch_size, n_step, gamma, rng, importance_exponent):
+        """As dqn's, and `weights`, (batch_size,); `drawn` then names the steps."""
+        batch = super().sample(batch_size, n_step, gamma, rng)
+        probabilities = self.tree[self.leaves(*self.drawn)] / self.tree.total()
+        batch["weights"] = importance_weights(probabilities, importance_exponent)
+        return batch
+
+    def set_errors(self, steps, envs, errors):
+        """New priorities by the sizes of TD errors, (batch,)."""
+        assert steps.shape == envs.shape == errors.shape, (steps.shape, errors.shape)
+        held = steps >= self.total - self.length  # others have taken the places of the rest
+        priorities = (np.float64(errors[held]) + 1e-6) ** self.exponent
+        self.tree[self.leaves(steps[held], envs[held])] = priorities
+        self.largest = max(self.largest, priorities.max(initial=0.0))
+
+    def state_dict(self) -> dict:
+        priorities = torch.as_tensor(self.tree[np.arange(self.slots * self.num_envs)])
+        return {**super().state_dict(), "priorities": priorities, "largest": float(self.largest)}
+
+    def load_state_dict(self, state: dict):
+        super().load_state_dict(state)
+        self.tree[np.arange(self.slots * self.num_envs)] = state["priorities"].numpy()
+        self.largest = state["largest"]
+
+
+def row_losses(q_network, target_q_network, batch, args):
+    """dqn's loss of each row, (batch,); the sizes of the TD errors, (batch,), not weighted, squared
+    or clipped as losses may be; the logits of the actions taken, (batch, 1, atoms).
+    """
+    target = dqn.q_target(q_network, target_q_network, batch, args)
+    rows = torch.arange(len(target), device=q_network.device)
+    taken_logits = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
+    if args.n_atoms == 1:
+        q_values = q_network.q_values(taken_logits[:, None]).squeeze(1)
+        assert q_values.shape == target.shape, (q_values.shape, target.shape)
+        loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
+        losses, errors = loss_function(q_values, target, reduction="none"), target - q_values
+    else:
+        losses = errors = F.cross_entropy(taken_logits, target, reduction="none")
+    return losses, errors.detach().abs(), taken_logits.detach()[:, None]
+
+
+def q_loss(q_network, target_q_network, batch, args):
+    """The mean of the weighted losses; then logits and errors, which dqn.update hands through."""
+    losses, *others = row_losses(q_network, target_q_network, batch, args)
+    assert losses.shape == batch["weights"].shape, (losses.shape, batch["weights"].shape)
+    return (batch["weights"] * losses).mean(), others
+
+
+def learn_once(learn, buffer, args: Args, run: dqn.Run, step: int):
+    """A gradient step; the steps that it is made of get new priorities. Returns the batch, and what
+    dqn.losses keeps of it.
+    """
+    exponent = dqn.linear_schedule(args.importance_exponent, 1.0, args.total_timesteps, step)
+    batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng, exponent)
+    batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+    loss, (errors, taken_logits) = learn(batch)
+    buffer.set_errors(*buffer.drawn, errors.cpu().numpy())
+    return batch, (loss, taken_logits)
+
+
+def train(args: Args, run: dqn.Run):  # as dqn's, but for the buffer and learn_once
+    q_network, target_q_network = run.agent, copy.deepcopy(run.agent)
+    vector, rate = dqn.Vector(q_network), args.learning_rate
+    optimizer = torch.optim.Adam([vector], lr=rate, eps=args.adam_eps, fused=True)
+    stack = 4 if args.env_id.startswith("ALE/") else 1
+    sizes = args.buffer_size, args.num_envs, run.obs_space, stack
+    buffer = ReplayBuffer(*sizes, exponent=args.priority_exponent)
+    anneal_steps = args.anneal_steps or args.total_timesteps
+    fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
+    exploration_steps = args.exploration_steps or fraction_steps
+    history = deque(maxlen=2_000)
+    parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
+    step, obs = run.start(**parts, buffer=buffer)
+    learn = partial(dqn.update, q_network, target_q_network, optimizer, args, q_loss)
+    learn = run.recorded(learn, optimizer)
+    q_network.best_actions = run.recorded(q_network.best_actions)
+    while step < args.total_timesteps:
+        before, end = step, min(step + args.train_frequency, args.total_timesteps)
+        while step < end:
+            epsilon = dqn.linear_schedule(args.start_e, args.end_e, exploration_steps, step)
+            actions = q_network.act(obs, 1.0 if step < args.learning_starts else epsilon, run.rng)
+            next_obs, rewards, terminated, truncated, successors = run.step(actions)
+            if args.clip_reward:
+                rewards = np.sign(rewards)
+            buffer.add(obs, actions, rewards, terminated, truncated, next_obs, successors)
+            obs, step = next_obs, step + args.num_envs
+
+        learning_rate = args.learning_rate
+        if args.anneal_lr:
+            learning_rate = dqn.linear_schedule(learning_rate, 0.0, anneal_steps, before)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        if step >= args.learning_starts:
+            for _ in range(args.gradient_steps):
+                batch, learned = learn_once(learn, buffer, args, run, before)
+                history.append(learned)
+        if step // args.target_network_frequency > before // args.target_network_frequency:
+            dqn.polyak(target_q_network, q_network, args.tau)
+
+        scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
+        if history and run.logs_now():
+            scalars |= dqn.losses(q_network, history, batch)
+            history.clear()
+        run.end_iteration(scalars)
+
+
+if __name__ == "__main__":
+    dqn.main("dqn_prioritised", Args, dqn.make_agent, train, dqn.evaluation_policy)

@@ -1,0 +1,580 @@
+"""dqn_apex.py: what actors send, how it comes into the buffer, and a run with its actors in turns.
+
+Where Ray is missing a stand-in calls the actors in this process; what needs Ray itself is slow.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import dqn
+import dqn_apex
+import numpy as np
+import pytest
+import torch
+from conftest import NUMBERS, ROOT, env_seeds, only_run, scalars
+from conftest import new_run as plain_run
+from gymnasium.spaces import Box, Discrete
+from test_runs import TINY
+
+ENVS, STEPS = 2, 5  # of a fragment
+SPACE, ACTIONS = Box(-1e9, 1e9, (3,), np.float32), Discrete(4)
+C51 = {"n_atoms": 3, "v_min": -2.0, "v_max": 4.0}
+
+
+class Handle:
+    """An actor in this process: a call is over at once, and what it takes and gives are copies."""
+
+    def __init__(self, actor):
+        self.actor, self.collect = actor, self
+        self.calls = []
+
+    def remote(self, *arguments):
+        self.calls.append(arguments)
+        return Answer(self.actor.collect(*pickle.loads(pickle.dumps(arguments))))
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = pickle.dumps(value)
+
+
+class StandIn:
+    """Ray's functions that the script calls. Of several answers the newest is ready first."""
+
+    def __init__(self):
+        self.options, self.actors, self.most_pending = [], [], 0
+
+    def init(self, *address, **settings):
+        self.initialised = address, settings
+
+    def cluster_resources(self):
+        return {"CPU": 8.0}
+
+    def put(self, array):
+        array = array.copy()
+        array.flags.writeable = False  # as Ray's are
+        return array
+
+    def get(self, answer):
+        return pickle.loads(answer.value)
+
+    def wait(self, answers):
+        assert isinstance(answers, list)
+        self.most_pending = max(self.most_pending, len(answers))
+        return answers[-1:], answers[:-1]
+
+    def remote(self, **options):
+        self.options.append(options)
+
+        def decorate(actor_class):
+            decorated = type("Decorated", (), {})()
+            decorated.remote = lambda *arguments: (
+                self.actors.append(Handle(actor_class(*arguments))) or self.actors[-1]
+            )
+            return decorated
+
+        return decorate
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    stand_in = StandIn()
+    monkeypatch.setattr(dqn_apex, "ray", stand_in)
+    return stand_in
+
+
+SHORT = TINY["dqn"] | dict(learning_starts=48, gradient_steps=1, fragment_steps=16, num_actors=3)
+SHORT |= dict(total_timesteps=512, checkpoint_frequency=256, lockstep=True)
+del SHORT["exploration_fraction"]
+
+
+def new_run(**settings):
+    args = dqn_apex.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return dqn.Run("dqn_apex", args, dqn_apex.make_agent, dqn.evaluation_policy)
+
+
+def apex_train(**settings):
+    run = new_run(**settings)
+    dqn_apex.train(run.args, run)
+    return run
+
+
+def test_epsilons_are_those_of_the_paper():
+    epsilons = dqn_apex.actor_epsilons(4, 0.4, 0.4**8)
+    np.testing.assert_allclose(epsilons, [0.4, 0.047, 0.0056, 0.00066], rtol=0.02)
+    for n in (2, 3, 7):
+        expected = [0.4 ** (1 + 7 * i / (n - 1)) for i in range(n)]
+        np.testing.assert_allclose(dqn_apex.actor_epsilons(n, 0.4, 0.4**8), expected)
+    assert dqn_apex.actor_epsilons(1, 0.4, 0.4**8) == [0.4]
+    assert dqn_apex.actor_epsilons(2, 1.0, 0.0).tolist() == [1, 0]
+
+
+class Stream:
+    """Steps of an actor, random ones with ends of both kinds; kept, to be looked at by brute force.
+    Observations are (actor, env, number), the last ones of episodes negative.
+    """
+
+    def __init__(self, actor, seed=0):
+        self.actor, self.rng, self.taken, self.steps = actor, np.random.default_rng(seed), 0, []
+
+    def obs(self, number):
+        return np.float32([[self.actor, env, number] for env in range(ENVS)])
+
+    def fragment(self, network=None, args=None):
+        fragment = dqn_apex.Fragment(STEPS * ENVS, ENVS, SPACE)
+        for _ in range(STEPS):
+            n, rng = self.taken // ENVS, self.rng
+            terminated, truncated = rng.random((2, ENVS)) < 0.15
+            ended = (terminated | truncated)[:, None]
+            successors = np.where(ended, -self.obs(n + 1), self.obs(n + 1))
+            rewards = rng.normal(size=ENVS).astype(np.float32)
+            step = self.obs(n), rng.integers(4, size=ENVS), rewards, terminated, truncated
+            fragment.add(*step, self.obs(n + 1), successors)
+            self.steps.append((*step, successors))
+            self.taken += ENVS
+        network, args = network or Sum(), args or dqn_apex.Args(n_step=3, gamma=0.5)
+        return pickle.loads(pickle.dumps(fragment.to_arrays(network, args, self.taken)))
+
+
+class Sum:
+    """Q of action a is the sum of the observation, plus a."""
+
+    device, n_atoms = torch.device("cpu"), 1
+    q_values = dqn.QNetwork.q_values
+
+    def __call__(self, obs):
+        return (obs.sum(dim=1, keepdim=True) + torch.arange(4))[:, :, None]
+
+
+def brute_force(steps, first, last, env, n_step, gamma):
+    """rewards, discount, terminated, next_obs of step `first`, of steps up to `last` inclusive."""
+    total, factor = 0.0, 1.0
+    for t in range(first, min(first + n_step - 1, last) + 1):
+        _, _, rewards, terminated, truncated, successors = steps[t]
+        total, factor = total + factor * rewards[env], factor * gamma
+        if terminated[env] or truncated[env]:
+            break
+    return total, factor, terminated[env], successors[env]
+
+
+def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
+    stream = Stream(actor=2)
+    for k in range(7):
+        errors, steps = stream.fragment()["errors"], stream.steps
+        assert errors.shape == (STEPS, ENVS)
+        for t in range(STEPS):
+            for env in range(ENVS):
+                first, last = k * STEPS + t, k * STEPS + STEPS - 1
+                rewards, discount, over, obs = brute_force(steps, first, last, env, 3, 0.5)
+                target = rewards + discount * (0 if over else obs.sum() + 3)
+                q = steps[first][0][env].sum() + steps[first][1][env]
+                assert errors[t, env] == pytest.approx(abs(target - q), rel=1e-4, abs=1e-4)
+    ends = np.array([step[3] for step in stream.steps]), np.array([s[4] for s in stream.steps])
+    assert ends[0].any() and (ends[1] & ~ends[0]).any()
+
+
+def test_first_priorities_of_distributions_are_cross_entropies():
+    args = dqn_apex.Args(n_step=2, **C51)
+    torch.manual_seed(0)
+    network = dqn.QNetwork(args, (3,), 4)
+    stream = Stream(actor=1)
+    errors = stream.fragment(network, args)["errors"]
+    obs, actions, rewards, terminated, _, successors = stream.steps[-1]
+    batch = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": successors}
+    batch |= {"terminated": terminated, "discounts": np.full(ENVS, args.gamma, np.float32)}
+    batch = {name: torch.as_tensor(x) for name, x in batch.items()}
+    for env in range(ENVS):
+        row = {name: x[env : env + 1] for name, x in batch.items()}
+        loss, _ = dqn.q_loss(network, network, row, args)
+        assert errors[-1, env] == pytest.approx(loss.item(), rel=1e-5)
+
+
+class Filled:
+    """A buffer with the fragments of three actors, and where each of its steps comes from."""
+
+    def __init__(self, order, capacity=23):
+        self.streams = [Stream(actor, seed=actor) for actor in range(1, 4)]
+        self.buffer = dqn_apex.ReplayBuffer(capacity * ENVS, ENVS, SPACE, exponent=1.0)
+        self.origins, self.errors = [], []  # of each step: actor, number; first errors
+        for actor in order:
+            fragment = self.streams[actor].fragment()
+            self.errors += list(fragment["errors"])
+            self.buffer.add_fragment(actor, fragment)
+            n = len(self.streams[actor].steps)
+            self.origins += [(actor, t) for t in range(n - STEPS, n)]
+
+    def expected(self, step, env, n_step, gamma):
+        """As the buffer should sample it: until its actor's steps are interrupted."""
+        actor, first = self.origins[step]
+        last, follows = first, step + 1
+        while follows < len(self.origins) and self.origins[follows] == (actor, last + 1):
+            last, follows = last + 1, follows + 1
+        steps = self.streams[actor].steps
+        return steps[first], brute_force(steps, first, last, env, n_step, gamma)
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 4, 11])
+@pytest.mark.parametrize("order", [[0, 1, 2, 0, 1], [0, 0, 1, 1, 1], [2, 2, 2], [0, 1] * 9, [2]])
+def test_steps_of_two_actors_are_never_taken_for_one_episode(order, n_step):
+    filled = Filled(order)
+    buffer, rng = filled.buffer, np.random.default_rng(0)
+    batch = buffer.sample(400, n_step, 0.5, rng, 0.4)
+    for k, (step, env) in enumerate(zip(*buffer.drawn, strict=True)):
+        (obs, actions, *_), (rewards, discount, over, next_obs) = filled.expected(
+            step, env, n_step, 0.5
+        )
+        np.testing.assert_array_equal(batch["obs"][k], obs[env])
+        assert batch["actions"][k] == actions[env]
+        assert batch["rewards"][k] == pytest.approx(rewards, rel=1e-5, abs=1e-5)
+        assert batch["discounts"][k] == pytest.approx(discount)
+        assert batch["terminated"][k] == over
+        if not over:
+            np.testing.assert_array_equal(batch["next_obs"][k], next_obs)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 0, 1], [1, 1] * 7])
+def test_each_step_has_the_priority_its_actor_gave_it(order):
+    filled = Filled(order)
+    buffer = filled.buffer
+    for step in range(max(0, buffer.total - buffer.length), buffer.total):
+        for env in range(ENVS):
+            priority = buffer.tree[buffer.leaves(step, env)]
+            assert priority == pytest.approx(filled.errors[step][env] + 1e-6)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_actor_in_the_place_of_a_dead_one_does_not_go_on_with_its_episodes(restarted):
+    """The newest step of the dead one is followed by other episodes, though of the same actor."""
+    buffer, stream = dqn_apex.ReplayBuffer(60, ENVS, SPACE, exponent=1.0), Stream(actor=0)
+    buffer.add_fragment(0, stream.fragment())
+    newest = buffer.total - 1
+    ended = buffer.terminated[newest] | buffer.truncated[newest]
+    assert not ended.all()
+    successor = stream.steps[-1][5]
+    if restarted:
+        stream.taken = 0
+    buffer.add_fragment(0, stream.fragment())
+    assert buffer.truncated[newest].all() == restarted
+    for env in np.flatnonzero(~ended):
+        assert ((newest, env) in buffer.final_obs) == restarted
+        if restarted:
+            np.testing.assert_array_equal(buffer.final_obs[newest, env], successor[env])
+
+
+def small_actor(index=0, env_id="environments:Clock-v0", **settings):
+    args = dqn_apex.Args(env_id=env_id, num_envs=ENVS, fragment_steps=3 * ENVS, **settings)
+    return dqn_apex.Actor(args, index, Box(0, 1, (1,), np.float32), Discrete(2))
+
+
+def weights_of(actor):
+    return np.zeros(len(actor.vector), np.float32)
+
+
+def test_an_actor_goes_on_where_its_last_fragment_ended_until_it_is_told_to_begin():
+    """Episodes of five steps, rewards 1; fragments of three."""
+    actor = small_actor()
+    fragment, finished = actor.collect(weights_of(actor), 0, 1.0, True)
+    assert fragment["obs"].ravel() == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6])
+    assert finished == [] and fragment["steps_taken"] == 6 and fragment["final_obs"] == {}
+    fragment, finished = actor.collect(weights_of(actor), 6, 1.0, False)
+    assert fragment["obs"][:, 1].ravel() == pytest.approx([0.6, 0.8, 0, 0.2])
+    assert finished == [(5, 5), (5, 5)] and fragment["steps_taken"] == 12
+    assert fragment["truncated"].tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert {key: x.item() for key, x in fragment["final_obs"].items()} == {(1, 0): 1, (1, 1): 1}
+    assert fragment["rewards"].tolist() == [[1, 1]] * 3 and not fragment["terminated"].any()
+    fragment, finished = actor.collect(weights_of(actor), 12, 1.0, True)
+    assert fragment["obs"][0].ravel().tolist() == [0, 0]
+    assert finished == [] and fragment["steps_taken"] == 6
+    new = small_actor()  # in its place; nobody tells it that it is new
+    assert new.collect(weights_of(new), 18, 1.0, False)[0]["obs"][0].ravel().tolist() == [0, 0]
+
+
+def test_an_actor_acts_by_the_weights_and_epsilon_it_is_sent():
+    """Q by the last bias alone: 1 for the second action."""
+    actor = small_actor()
+    torch.nn.init.zeros_(actor.vector)
+    actor.agent.q_head[2].bias.data[1] = 1
+    weights = actor.vector.detach().numpy().copy()
+    torch.nn.init.zeros_(actor.vector)
+    weights.flags.writeable = False
+    greedy, _ = actor.collect(weights, 0, 0.0, True)
+    assert greedy["actions"].tolist() == [[1, 1]] * 3 and greedy["errors"].min() > 0
+    taken = [actor.collect(weights, 0, 1.0, False)[0]["actions"] for _ in range(20)]
+    assert 30 < np.sum(taken) < 90
+
+
+def test_no_two_actors_play_the_same_nor_what_evaluations_play(monkeypatch):
+    seeds, reset = [], dqn.reset
+
+    def spy(envs, *entropy):
+        seeds.append(tuple(env_seeds(envs.num_envs, *entropy)))
+        return reset(envs, *entropy)
+
+    monkeypatch.setattr(dqn, "reset", spy)
+    actions = set()
+    for index in range(5):
+        for step in (0, 1, 2):
+            actor = small_actor(index)
+            fragment = [actor.collect(weights_of(actor), step, 1.0, k == 0)[0] for k in range(6)]
+            actions.add(np.concatenate([x["actions"] for x in fragment]).tobytes())
+    evaluation = env_seeds(ENVS, 1, 0, 1)  # as Run.evaluate seeds its environments
+    assert len(set(seeds)) == len(actions) == 15 and tuple(evaluation) not in seeds
+
+
+def collected(fake, n, step, end, **settings):
+    """Actors, and (actor, fragment) as they come, with a learner whose weights are the step."""
+    args = dqn_apex.Args(num_actors=n, num_envs=2, fragment_steps=8, learning_starts=24, **settings)
+    args.env_id, space = "environments:Clock-v0", Box(0, 1, (1,), np.float32)
+    actors = [fake.remote()(dqn_apex.Actor).remote(args, i, space, Discrete(2)) for i in range(n)]
+    vector, order = torch.zeros(len(actors[0].actor.vector)), []
+    for actor, fragment, _ in dqn_apex.fragments(actors, vector, args, step, end):
+        order.append((actor, fragment["steps_taken"]))
+        step += 8
+        vector.fill_(step)
+    assert step == end and sum(len(actor.calls) for actor in actors) == len(order)
+    return [actor.calls for actor in actors], order
+
+
+def test_in_lockstep_actors_take_turns(fake):
+    calls, order = collected(fake, 3, 40, 96, lockstep=True, broadcast_frequency=8)
+    assert order == [(0, 8), (1, 8), (2, 8), (0, 16), (1, 16), (2, 16), (0, 24)]
+    for i, of_one in enumerate(calls):
+        for k, (weights, step, epsilon, begins) in enumerate(of_one):
+            assert begins == (k == 0) and step == 40 + 8 * (3 * k + i)
+            assert epsilon == dqn_apex.actor_epsilons(3, 0.4, 0.4**8)[i]
+            newest = 40 + 8 * (3 * k + i - 2) if k > 0 else 0  # when its last fragment was used
+            assert (weights == newest).all()
+    calls, _ = collected(fake, 1, 0, 80, lockstep=True, broadcast_frequency=30)
+    assert [w[0] for w, *_ in calls[0]] == [0, 0, 0, 0, 32, 32, 32, 32, 64, 64]
+    assert [epsilon for *_, epsilon, _ in calls[0]] == [1.0] * 3 + [0.4] * 7
+
+
+def test_else_the_first_to_come_is_the_first_to_be_used(fake):
+    """The stand-in lets the newest request be the first that is answered."""
+    calls, order = collected(fake, 3, 0, 96, broadcast_frequency=8)
+    assert order[:3] == [(2, 16), (2, 24), (2, 32)] and len(order) == 12
+    assert fake.most_pending == 6  # two requests for each, and never more than are needed
+    assert [[begins for *_, begins in of_one] for of_one in calls] == [
+        [True] + [False] * (len(of_one) - 1) for of_one in calls
+    ]
+
+
+def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
+    """Of the same exploration: dqn with an epsilon that never changes and the actor's generator."""
+    both = TINY["dqn"] | dict(learning_starts=48, checkpoint_frequency=128, seed=3, double=True)
+    both |= dict(start_e=0.4, total_timesteps=504, n_step=4, target_network_frequency=24)
+    del both["exploration_fraction"]
+    plain = plain_run(dqn, **both, end_e=0.4)
+    act, own = plain.agent.act, {}
+
+    def act_as_the_actor(obs, epsilon, rng):
+        if plain.step_count % plain.period == 0:
+            own["rng"] = np.random.default_rng([3, plain.step_count, 2, 0])
+        return act(obs, epsilon, own["rng"])
+
+    plain.agent.act = act_as_the_actor
+    dqn.train(plain.args, plain)
+    both |= dict(num_actors=1, fragment_steps=8, broadcast_frequency=8, lockstep=True)
+    run = apex_train(**both, priority_exponent=0.0)
+    assert dqn.run_hash(run.agent) == dqn.run_hash(plain.agent)
+    assert run.step_count == plain.step_count == 504
+    differs = apex_train(**both)
+    assert dqn.run_hash(differs.agent) != dqn.run_hash(plain.agent)
+
+
+def test_in_a_fragment_of_many_updates_the_target_follows_as_often_as_dqns(fake, monkeypatch):
+    """train_frequency 8 and target_network_frequency 24 in fragments of 48: two of six updates."""
+    told, learn_once, polyak = [], dqn_apex.dqn_prioritised.learn_once, dqn.polyak
+
+    def learn(*arguments):
+        told.append(arguments[-1])
+        return learn_once(*arguments)
+
+    monkeypatch.setattr(dqn_apex.dqn_prioritised, "learn_once", learn)
+    monkeypatch.setattr(dqn, "polyak", lambda *nets: (told.append("target"), polyak(*nets)))
+    settings = SHORT | dict(fragment_steps=48, total_timesteps=96, target_network_frequency=24)
+    run = apex_train(**settings, train_frequency=8)
+    assert told == ["target", 40, "target", 48, 56, 64, "target", 72, 80, 88, "target"]
+    assert run.period == 288  # whole fragments
+
+
+@pytest.mark.parametrize("switches", [{}, dict(dueling=True, num_envs=2, **C51)])
+def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switches, monkeypatch):
+    settings = SHORT | switches
+    whole = apex_train(**settings)
+    assert dqn.run_hash(apex_train(**settings).agent) == dqn.run_hash(whole.agent)
+    assert fake.options[0] == {"num_cpus": 1}  # no actor is replaced
+    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
+
+    def stop(run, scalars):
+        end_iteration(run, scalars)
+        if run.step_count > 400:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(dqn.Run, "end_iteration", stop)
+        dqn_apex.train(run.args, run)
+    resumed = apex_train(**settings, resume=str(run.folder))
+    assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
+
+
+def test_a_free_run_replaces_actors_and_takes_all_steps(fake):
+    run = apex_train(**SHORT | dict(lockstep=False))
+    assert run.step_count == 512 and fake.options == [
+        {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
+    ]
+
+
+@pytest.mark.parametrize("n, scored", [(1, {0}), (2, {1}), (3, {2}), (4, {2, 3}), (6, {4, 5})])
+def test_curves_show_those_that_explore_least(fake, n, scored, monkeypatch):
+    """An actor's episodes are as long as its index says."""
+    collect = dqn_apex.Actor.collect
+
+    def marked(self, *arguments):
+        fragment, _ = collect(self, *arguments)
+        return fragment, [(100 + self.index, 1)]
+
+    monkeypatch.setattr(dqn_apex.Actor, "collect", marked)
+    shown = []
+    end_iteration = dqn.Run.end_iteration
+
+    def spy(run, scalars):
+        shown.extend(run.finished)
+        run.finished.clear()
+        return end_iteration(run, scalars)
+
+    monkeypatch.setattr(dqn.Run, "end_iteration", spy)
+    apex_train(**SHORT | dict(num_actors=n))
+    assert {value - 100 for value, _ in shown} == scored
+
+
+def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
+    fragments = dqn_apex.fragments
+
+    def slow(*arguments):
+        for each in fragments(*arguments):
+            time.sleep(0.02)
+            yield each
+
+    monkeypatch.setattr(dqn_apex, "fragments", slow)
+    run = apex_train(**SHORT | dict(log_frequency=1))
+    run.writer.flush()
+    found = [x for (tag, _), (x,) in scalars(run.folder).items() if tag == "charts/learner_waits"]
+    assert len(found) == 32 and all(0.02 < share <= 1 for share in found)
+    assert 0.3 < found[-1] < 1
+
+
+def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
+    run = apex_train(**SHORT)
+    trained = run.evaluate()
+    run.finish()
+    run.writer.close()
+    evaluated = script("dqn_apex", "--evaluate", run.folder)
+    assert evaluated.hash == dqn.run_hash(run.agent)
+    assert evaluated.line("evaluation") == f"return {trained.mean():.1f} +- {trained.std():.1f}"
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--num-actors", 0], "num_actors=0 must lie between 1 and inf"),
+        (["--fragment-steps", 20], "fragment_steps"),
+        (["--total-timesteps", 1000, "--fragment-steps", 48], "fragment_steps"),
+        (["--exploration-steps", 500], "epsilon of an actor"),
+        (["--exploration-fraction", 0.5], "epsilon of an actor"),
+        (["--start-e", 2], "start_e=2.0 must lie between 0 and 1"),
+    ],
+)
+def test_wrong_arguments_are_said_in_a_line(script, tmp_path, flags, words):
+    result = script("dqn_apex", *flags, ok=False)
+    assert result.status == 2 and words in result.err and len(result.err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("missing", ["ray", "cluster", "cores"])
+def test_what_is_not_there_is_said_in_a_line(fake, missing, monkeypatch, tmp_path, capsys):
+    if missing == "ray":
+        monkeypatch.setattr(dqn_apex, "ray", None)
+    address = "ray://127.0.0.1:1" if missing == "cluster" else None
+    with pytest.raises(SystemExit) as stop:
+        new_run(num_actors=9 if missing == "cores" else 2, ray=address)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+    words = {"ray": "requirements-ray.txt", "cores": "num_actors=9", "cluster": "ray://127.0.0.1:1"}
+    assert words[missing] in err
+
+
+LOCKSTEP = "--lockstep --num-actors 2 --total-timesteps 2000 --checkpoint-frequency 800".split()
+
+
+def command(*flags):
+    return [sys.executable, str(ROOT / "algos" / "dqn_apex.py"), *map(str, flags)]
+
+
+def hash_of(output):
+    return output.split("run hash")[1].split()[0]
+
+
+@pytest.mark.slow
+def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_path):
+    """In lockstep: the same with processes as without, and after a SIGKILL."""
+    pytest.importorskip("ray")
+    settings = dict(num_actors=2, total_timesteps=2000, checkpoint_frequency=800, lockstep=True)
+    expected = dqn.run_hash(apex_train(**settings, runs_dir="stand-in").agent)
+    whole = subprocess.run(
+        command(*LOCKSTEP, "--runs-dir", "whole"), capture_output=True, text=True
+    )
+    assert whole.returncode == 0, whole.stderr
+    assert hash_of(whole.stdout) == expected
+
+    with subprocess.Popen(command(*LOCKSTEP)) as process:
+        for _ in range(600):  # until the second checkpoint is there
+            time.sleep(0.1)
+            found = list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
+            if found and torch.load(found[0], weights_only=True)["step"] >= 800:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+    folder = only_run(tmp_path)
+    assert not (folder / "result.json").exists()
+    resumed = subprocess.run(command("--resume", folder), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert hash_of(resumed.stdout) == expected
+
+
+@pytest.mark.slow
+def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
+    ray = pytest.importorskip("ray")
+    came, fragments = [], dqn_apex.fragments
+
+    def kill_one(actors, vector, args, step, end):
+        for each in fragments(actors, vector, args, step, end):
+            came.append((each[0], each[1]["steps_taken"], time.perf_counter()))
+            if len(came) == 20:
+                ray.kill(actors[1], no_restart=False)
+            yield each
+
+    monkeypatch.setattr(dqn_apex, "fragments", kill_one)
+    settings = dict(env_id="tasks:WaitingCartPole-v0", num_actors=2, total_timesteps=6000)
+    try:
+        run = apex_train(**settings, gradient_steps=1)
+    finally:
+        ray.shutdown()
+    assert run.step_count == 6000
+    after = [(taken, seconds) for actor, taken, seconds in came[20:] if actor == 1]
+    begins = [k for k, (taken, _) in enumerate(after) if taken == 40]  # counted from 0 again
+    assert len(begins) == 1 and len(after) > begins[0] + 2
+    assert after[begins[0]][1] - came[19][2] < 10
+
+
+@pytest.mark.slow
+def test_on_ray_it_learns():
+    ray = pytest.importorskip("ray")
+    try:
+        run = apex_train(num_actors=2)
+    finally:
+        ray.shutdown()
+    assert run.evaluate().mean() > 400

@@ -1,0 +1,349 @@
+"""dqn_prioritised.py: steps are drawn by priorities, weighted for it, and given new ones; with
+exponent 0 it is dqn.
+"""
+
+from fractions import Fraction
+
+import dqn
+import dqn_prioritised
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import NUMBERS, only_run, scalars, train
+from gymnasium.spaces import Box
+from test_runs import TINY
+
+ENVS, LENGTH = 3, 7
+C51 = {"n_atoms": 3, "v_min": -2.0, "v_max": 4.0}
+
+
+def new_run(**settings):
+    args = dqn_prioritised.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return dqn.Run("dqn_prioritised", args, dqn.make_agent, dqn.evaluation_policy)
+
+
+def prioritised_train(**settings):
+    run = new_run(**settings)
+    dqn_prioritised.train(run.args, run)
+    return run
+
+
+def new_buffer(exponent=1.0, steps=0, envs=ENVS):
+    """Observations are the numbers of steps, actions those of environments."""
+    space = Box(-1e9, 1e9, (1,), np.float32)
+    buffer = dqn_prioritised.ReplayBuffer(LENGTH * envs, envs, space, exponent=exponent)
+    for _ in range(steps):
+        add(buffer)
+    return buffer
+
+
+def add(buffer):
+    n = buffer.num_envs
+    obs, no = np.full((n, 1), buffer.total, np.float32), np.zeros(n, np.bool_)
+    buffer.add(obs, np.arange(n), np.zeros(n, np.float32), no, no, obs + 1, obs + 1)
+
+
+def priorities(buffer):
+    """{(step, env): priority} of all that can be drawn; the rest must be 0."""
+    found = {}
+    for step in range(max(0, buffer.total - buffer.length), buffer.total):
+        for env in range(buffer.num_envs):
+            leaf = step % buffer.slots * buffer.num_envs + env
+            found[step, env] = buffer.tree[np.array([leaf])].item()
+    assert buffer.tree.total() == pytest.approx(sum(found.values()))
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 13, 32])
+def test_the_sum_tree_equals_a_running_sum(n):
+    """With leaves that are 0, set more than once and a few at a time; exact in fractions."""
+    rng, tree, leaves = np.random.default_rng(n), dqn_prioritised.SumTree(n), np.zeros(n)
+    for _ in range(19):
+        chosen = rng.integers(n, size=3)
+        values = rng.integers(0, 4, size=3) / 8.0
+        for leaf, value in zip(chosen, values, strict=True):
+            leaves[leaf] = value
+        tree[chosen] = leaves[chosen]
+        np.testing.assert_array_equal(tree[np.arange(n)], leaves)
+        assert tree.total() == leaves.sum()
+        if leaves.sum() == 0:
+            continue
+        shares, ends = np.arange(64) / 64, np.cumsum(leaves)
+        expected = [
+            next(i for i in range(n) if Fraction(share) * Fraction(ends[-1]) < Fraction(ends[i]))
+            for share in shares
+        ]
+        np.testing.assert_array_equal(tree.find(shares), expected)
+
+
+def test_no_rounding_leads_to_a_leaf_of_0():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tree, leaves = dqn_prioritised.SumTree(13), rng.random(13) ** 9
+        leaves[rng.integers(13, size=11)] = 0
+        tree[np.arange(13)] = leaves
+        shares = np.r_[0.0, rng.random(11), np.nextafter(1, 0), 1.0]
+        assert (leaves[tree.find(shares)] > 0).all()
+
+
+def test_probabilities_and_weights_by_hand():
+    """p = (1, 3), a = b = 1: P = (1/4, 3/4), N P = (1/2, 3/2), so that the weights are 2 and 2/3;
+    over the largest of them 1 and 1/3.
+    """
+    buffer, rng = new_buffer(steps=2, envs=1), np.random.default_rng(0)
+    buffer.set_errors(np.array([0, 1]), np.array([0, 0]), np.array([1.0, 3.0]))
+    steps, weights = set(), {}
+    for _ in range(2):
+        batch = buffer.sample(8, 1, 0.9, rng, 1.0)
+        counts = np.bincount(np.int64(batch["obs"][:, 0]), minlength=2)
+        assert counts.tolist() == [2, 6]  # one from each eighth of the sum
+        steps |= set(buffer.drawn[0].tolist())
+        weights |= dict(zip(batch["obs"][:, 0].tolist(), batch["weights"].tolist(), strict=True))
+    assert steps == {0, 1} and batch["weights"].dtype == np.float32
+    assert weights == {0: pytest.approx(1), 1: pytest.approx(1 / 3, rel=1e-5)}
+    weights = dqn_prioritised.importance_weights(np.array([0.25, 0.75]), 0.5)
+    np.testing.assert_allclose(weights, [1, 3**-0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+def test_draws_follow_the_priorities_of_what_is_held(exponent):
+    buffer, rng = new_buffer(exponent, steps=LENGTH + 4), np.random.default_rng(1)
+    held = [(step, env) for step in range(4, 4 + LENGTH) for env in range(ENVS)]
+    errors = rng.random(len(held)) ** 3
+    buffer.set_errors(*np.transpose(held), errors)
+    expected = (errors + 1e-6) ** exponent
+    expected /= expected.sum()
+    counts, weights = dict.fromkeys(held, 0), {}
+    for _ in range(400):
+        batch = buffer.sample(101, 1, 0.9, rng, 0.4)
+        steps, envs = buffer.drawn
+        np.testing.assert_array_equal(batch["obs"][:, 0], steps)  # what is named is what is drawn
+        np.testing.assert_array_equal(batch["actions"], envs)
+        largest = min(expected[held.index(x)] for x in zip(steps, envs, strict=True))
+        for step, env, weight in zip(steps, envs, batch["weights"], strict=True):
+            counts[step, env] += 1
+            weights[step, env] = weight * largest**-0.4  # without the division by the largest
+    np.testing.assert_allclose(np.array(list(counts.values())) / 40_400, expected, atol=5e-3)
+    for key, weight in weights.items():
+        assert weight == pytest.approx(expected[held.index(key)] ** -0.4, rel=1e-5)
+    assert len(weights) > 15
+
+
+def test_a_new_step_has_the_largest_priority_so_far():
+    buffer = new_buffer(exponent=0.5, steps=2)
+    assert set(priorities(buffer).values()) == {1.0}
+    buffer.set_errors(np.array([0, 1]), np.array([2, 1]), np.array([9.0, 0.25]))
+    buffer.set_errors(np.array([0]), np.array([2]), np.array([4.0]))
+    add(buffer)
+    found = priorities(buffer)
+    assert [found[0, 2], found[1, 1], found[0, 0]] == pytest.approx([2, 0.5, 1], rel=1e-5)
+    assert [found[2, env] for env in range(ENVS)] == pytest.approx([3] * ENVS, rel=1e-5)
+
+
+def test_an_error_of_0_can_still_be_drawn():
+    """p = |error| + 1e-6, then the exponent: not the other way round, nor 0."""
+    buffer = new_buffer(exponent=0.5, steps=1)
+    buffer.set_errors(np.array([0]), np.array([1]), np.array([0.0], np.float32))
+    assert priorities(buffer)[0, 1] == pytest.approx(1e-3)
+
+
+def test_only_what_can_be_drawn_has_a_priority():
+    """`priorities` compares with the total; of stacked frames the buffer has slots to spare."""
+    for stack, shape in ((1, (1,)), (4, (4, 2, 2))):
+        space = Box(0, 255, shape, np.uint8)
+        sizes = LENGTH * ENVS, ENVS, space, stack
+        buffer, no = dqn_prioritised.ReplayBuffer(*sizes, exponent=1.0), np.zeros(ENVS, np.bool_)
+        for step in range(3 * LENGTH):
+            obs = np.zeros((ENVS, *shape), np.uint8)
+            buffer.add(obs, np.arange(ENVS), np.zeros(ENVS, np.float32), no, no, obs, obs)
+            assert priorities(buffer) and buffer.tree.total() == min(step + 1, LENGTH) * ENVS
+            buffer.draw(29, np.random.default_rng(step))
+            assert (buffer.drawn[0] >= step + 1 - LENGTH).all() and (buffer.drawn[0] <= step).all()
+
+
+def test_no_priority_reaches_a_slot_that_was_overwritten_meanwhile():
+    buffer = new_buffer(steps=LENGTH)
+    drawn = np.array([0, 1, 5]), np.array([0, 2, 1])
+    for _ in range(2):
+        add(buffer)  # in place of steps 0 and 1
+    buffer.set_errors(*drawn, np.array([50.0, 60.0, 7.0]))
+    found = priorities(buffer)
+    assert found.pop((5, 1)) == pytest.approx(7) and set(found.values()) == {1.0}
+    add(buffer)
+    assert priorities(buffer)[LENGTH + 2, 0] == pytest.approx(7)  # those errors are not the largest
+
+
+def test_a_step_that_is_twice_in_a_batch_gets_its_priority():
+    buffer = new_buffer(steps=3)
+    steps, envs, errors = np.array([1, 2, 1]), np.array([2, 0, 2]), np.array([4.0, 5.0, 4.0])
+    buffer.set_errors(steps, envs, errors)
+    found = priorities(buffer)
+    assert [found[1, 2], found[2, 0], found[1, 0]] == pytest.approx([4, 5, 1])
+
+
+def test_a_loaded_buffer_draws_what_the_saved_one_draws():
+    buffer, rng = new_buffer(exponent=0.6, steps=2 * LENGTH), np.random.default_rng(2)
+    for _ in range(5):
+        buffer.draw(11, rng)
+        buffer.set_errors(*buffer.drawn, rng.normal(size=11) ** 2)
+        add(buffer)
+    loaded = new_buffer(exponent=0.6)
+    torch.save(buffer.state_dict(), "buffer.pt")
+    loaded.load_state_dict(torch.load("buffer.pt", weights_only=True))
+    for each in (buffer, loaded):
+        add(each)
+    assert priorities(loaded) == priorities(buffer)
+    draws = [each.draw(31, np.random.default_rng(3)) for each in (buffer, loaded)]
+    np.testing.assert_array_equal(*draws)
+
+
+class Table(torch.nn.Module):
+    """Logits are the observation, (batch, 2 actions, atoms)."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, n_atoms):
+        super().__init__()
+        self.n_atoms, self.support = n_atoms, torch.tensor([-2.0, 1.0, 4.0])
+
+    def forward(self, obs):
+        return obs.reshape(len(obs), 2, self.n_atoms)
+
+    q_values = dqn.QNetwork.q_values
+
+
+def batch_of(obs, weights, rewards):
+    """Episodes end with these steps, of action 1, so that a reward is all of its target."""
+    obs, n = torch.tensor(obs), len(obs)
+    batch = {"obs": obs, "next_obs": obs, "actions": torch.ones(n, dtype=torch.long)}
+    batch |= {"rewards": torch.tensor(rewards), "discounts": torch.ones(n)}
+    return batch | {"terminated": torch.ones(n, dtype=torch.bool), "weights": torch.tensor(weights)}
+
+
+@pytest.mark.parametrize("loss, rows", [("huber", [0.125, 2.5]), ("mse", [0.25, 9.0])])
+def test_losses_are_weighted_and_errors_are_not(loss, rows):
+    """Q = 2, 2 and targets 1.5, 5: TD errors 0.5 and 3."""
+    args = dqn_prioritised.Args(loss=loss)
+    batch = batch_of([[7.0, 2.0], [9.0, 2.0]], [1.0, 0.25], [1.5, 5.0])
+    total, (errors, logits) = dqn_prioritised.q_loss(Table(1), Table(1), batch, args)
+    assert total.item() == pytest.approx((rows[0] + 0.25 * rows[1]) / 2)
+    assert errors.tolist() == [0.5, 3.0] and logits.tolist() == [[[2.0]], [[2.0]]]
+
+
+def test_the_error_of_a_distribution_is_its_cross_entropy():
+    """Rewards at the last atom, and half way between the first two."""
+    args = dqn_prioritised.Args(**C51)
+    logits = np.float32([[9, 9, 9, 0, np.log(2), 0], [9, 9, 9, np.log(3), 0, 0]])
+    batch = batch_of(logits.tolist(), [0.5, 1.0], [4.0, -0.5])
+    total, (errors, taken) = dqn_prioritised.q_loss(Table(3), Table(3), batch, args)
+    expected = np.log(4), np.log(5) - np.log(3) / 2
+    np.testing.assert_allclose(errors, expected, rtol=1e-5)
+    assert total.item() == pytest.approx((expected[0] / 2 + expected[1]) / 2, rel=1e-5)
+    assert taken.shape == (2, 1, 3)
+
+
+def test_a_gradient_step_gives_its_steps_their_new_priorities():
+    """By an error that tells from which step and environment it comes."""
+    run, buffer, seen = new_run(), new_buffer(steps=5), []
+    args = dqn_prioritised.Args(batch_size=11, total_timesteps=100)
+
+    def learn(batch):
+        seen.append(batch)
+        errors = 10 * batch["obs"][:, 0] + batch["actions"] + 2
+        return torch.tensor(0.0), (errors, batch["obs"][:, None])
+
+    batch, (_, logits) = dqn_prioritised.learn_once(learn, buffer, args, run, 50)
+    assert batch is seen[0] and logits is not None and len(batch["obs"]) == 11
+    drawn = set(zip(*(x.tolist() for x in buffer.drawn), strict=True))
+    for (step, env), priority in priorities(buffer).items():
+        expected = 10 * step + env + 2 if (step, env) in drawn else 1
+        assert priority == pytest.approx(expected)
+    assert 3 < len(drawn) < 15
+
+
+def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch):
+    exponents, sample = [], dqn_prioritised.ReplayBuffer.sample
+
+    def spy(self, *rest):
+        exponents.append((self.total, rest[-1]))
+        return sample(self, *rest)
+
+    monkeypatch.setattr(dqn_prioritised.ReplayBuffer, "sample", spy)
+    prioritised_train(**SHORT, importance_exponent=0.5)
+    assert len(exponents) == (512 - 48) // 8 and exponents[0][0] == 56
+    for total, exponent in exponents:
+        assert exponent == pytest.approx(0.5 + 0.5 * (total - 8) / 512)
+
+
+SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
+SWITCHES = {
+    "huber": dict(batch_size=101),
+    "mse": dict(loss="mse", num_envs=2, double=True),
+    "c51": dict(dueling=True, batch_size=29, **C51),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_with_exponent_0_it_is_dqn(name):
+    settings = SHORT | SWITCHES[name]
+    plain = train(dqn, **settings, exp_name=f"plain-{name}")
+    run = prioritised_train(**settings, priority_exponent=0.0, exp_name=f"prioritised-{name}")
+    assert dqn.run_hash(run.agent) == dqn.run_hash(plain.agent)
+    for each in (run, plain):
+        each.writer.flush()
+    curves = scalars(run.folder)
+    assert len(curves) > 3
+    assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
+    differs = prioritised_train(**settings)
+    assert dqn.run_hash(differs.agent) != dqn.run_hash(plain.agent)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_run_goes_on_where_it_was_stopped(name, monkeypatch):
+    settings = SHORT | SWITCHES[name]
+    whole = prioritised_train(**settings)
+    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
+
+    def stop(run, scalars):
+        end_iteration(run, scalars)
+        if run.step_count > 400:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(dqn.Run, "end_iteration", stop)
+        dqn_prioritised.train(run.args, run)
+    resumed = prioritised_train(**settings, resume=str(run.folder))
+    assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
+
+
+def test_the_script_evaluates_what_it_trained(script, tmp_path):
+    trained = script("dqn_prioritised", "--total-timesteps", 1200, "--eval-episodes", 2)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("CartPole-v1", "dqn_prioritised")
+    evaluated = script("dqn_prioritised", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+
+
+@pytest.mark.parametrize("name", ["priority_exponent", "importance_exponent"])
+def test_an_exponent_lies_between_0_and_1(script, name):
+    flag = f"--{name.replace('_', '-')}"
+    result = script("dqn_prioritised", flag, 1.5, ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1 and name in result.err
+
+
+def test_the_losses_without_weights_are_dqns():
+    """Row by row, so that a mean hides nothing."""
+    torch.manual_seed(0)
+    for settings in ({}, {"loss": "mse"}, C51):
+        args = dqn_prioritised.Args(**settings)
+        logits = torch.randn(5, 2 * args.n_atoms)
+        batch = batch_of(logits.tolist(), [1.0] * 5, torch.randn(5).tolist())
+        table = Table(args.n_atoms)
+        losses, errors, _ = dqn_prioritised.row_losses(table, table, batch, args)
+        for i in range(5):
+            row = {k: x[i : i + 1] for k, x in batch.items()}
+            torch.testing.assert_close(losses[i], dqn.q_loss(table, table, row, args)[0])
+        if args.loss == "mse":
+            torch.testing.assert_close(F.mse_loss(errors, torch.zeros(5)), losses.mean())
