@@ -182,7 +182,7 @@ def test_the_environment_of_the_readme_trains(tmp_path, monkeypatch):
 
 
 def test_every_flag_in_prose_is_a_flag():
-    known = {"--logdir", "--install", "--help"}
+    known = {"--logdir", "--install", "--help", "--generate"}  # the last is of Ray
     for first, *_ in rows(INSIDE, "| CleanRL | here |"):  # says what these are called here
         known |= set(re.findall(r"--[\w-]+", first))
     for name in SCRIPTS:
@@ -235,7 +235,9 @@ def test_links_and_names_lead_somewhere(name):
         path = folder / file if file else ROOT / name
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
-        if path.suffix == ".py" and "/" not in text and text.strip("`") != path.name:
+        if text.startswith("`tasks:"):
+            assert text.strip("`").partition(":")[2] in path.read_text(), text
+        elif path.suffix == ".py" and "/" not in text and text.strip("`") != path.name:
             assert text.strip("`") in definitions(path), (text, target)
     for line in prose(TEXTS[name]).splitlines():
         assert line.count("`") % 2 == 0, f"code across two lines is not found here: {line}"
