@@ -3,12 +3,12 @@ together.
 
 Run       python algos/ppo_seeds.py --num-seeds 10                     CartPole-v1, seeds 1 to 10
           python algos/ppo_seeds.py --num-seeds 3 --vary learning_rate 1e-3 2e-3 4e-3
-          python algos/ppo_seeds.py --evaluate RUN/3-seed-3-...        one of them
+          python algos/ppo_seeds.py --evaluate RUN                     the folder of one
 
 With small networks a gradient step is mostly the start of operations; here each operation serves
 all seeds. It imports ppo.py, which must lie beside it, and holds only what differs:
 - every seed has a run as ppo.py would make it, with environments, generator, statistics, optimizer
-  and folder of its own; those of the others lie in the folder of the first;
+  and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
 - each gradient is clipped and applied by itself, so that seed 3 of ten is ppo.py's seed 3, but for
   rounding.
@@ -143,7 +143,7 @@ def make_agent(args, obs_space, action_space):
 
 
 def make_runs(args, first):
-    """`first` and a run for each other seed, in its folder: new ones, or those that are there."""
+    """`first` and a run for each other seed: new ones, or those that are there."""
     field, *values = args.vary or ("seed", args.seed)
     settings = [{field: type(getattr(args, field))(value)} for value in values]
     settings = [{**x, "seed": args.seed + k} for x in settings for k in range(args.num_seeds)]
@@ -151,9 +151,9 @@ def make_runs(args, first):
         setattr(first.args, name, value)
     runs = [first]
     for k, own in enumerate(settings[1:], 2):
-        own["exp_name"] = f"{first.folder.name}/{k}-seed"
+        own["exp_name"] = f"{first.folder.name}-{k}"
         if args.resume:
-            (own["resume"],) = map(str, first.folder.glob(f"{k}-seed-*"))
+            (own["resume"],) = map(str, first.folder.parent.glob(f"{first.folder.name}-{k}-*"))
         runs.append(ppo.Run("ppo_seeds", replace(args, **own), make_agent, ppo.evaluation_policy))
     return runs
 

@@ -169,6 +169,8 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{shown(folder)}/args.json cannot be read: {error}") from None
+        if saved.get("seed") != job.args["seed"]:  # of ppo_seeds: another seed of the same process
+            continue
         there, here = settings_of(saved), settings_of(job.args)
         if here["device"] == "auto":  # which args.json has resolved
             here["device"] = there.get("device")

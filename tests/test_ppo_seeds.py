@@ -6,7 +6,7 @@ import numpy as np
 import ppo
 import ppo_seeds
 import pytest
-from conftest import NUMBERS, new_run, only_run
+from conftest import NUMBERS, new_run
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
@@ -100,21 +100,24 @@ def stopped(monkeypatch, method, seed, step):
 
 def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(script, tmp_path, monkeypatch):
     trained = script("ppo_seeds", *SETTINGS)
-    folder = only_run(tmp_path)
-    others = sorted(folder.glob("*-seed-*"))
-    assert [path.name[:9] for path in others] == ["2-seed-2-", "3-seed-3-"]
+    folder, *others = sorted(tmp_path.glob("runs/CartPole-v1/ppo_seeds/*"))
+    names = [path.name.removeprefix(folder.name)[:5] for path in others]
+    assert names == ["-2-2-", "-3-3-"]
     hashes = []
     for path in (folder, *others):
         evaluated = script("ppo_seeds", "--evaluate", path)
         hashes.append(evaluated.hash)
-        seed = 1 if path == folder else int(path.name[0])
+        seed = len(hashes)
         assert f"seed {seed}       return {evaluated.line('evaluation').split()[1]}," in trained.out
     assert trained.hash == hashes[0] and len(set(hashes)) == 3
 
     for method, seed, step in (("end_iteration", 1, 1100), ("save", 2, 1024)):
         path = stopped(monkeypatch, method, seed, step)  # the second between checkpoints
         assert script("ppo_seeds", "--resume", path).hash == hashes[0]
-        others = [script("ppo_seeds", "--evaluate", x).hash for x in sorted(path.glob("*-seed-*"))]
+        others = [
+            script("ppo_seeds", "--evaluate", x).hash
+            for x in sorted(path.parent.glob(f"{path.name}-*"))
+        ]
         assert others == hashes[1:]
 
 
