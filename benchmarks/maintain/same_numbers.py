@@ -64,7 +64,10 @@ def commands(only: list[str]) -> dict[str, str]:
     found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
         for table, settings in tomllib.loads(path.read_text()).items():
-            if settings["env_id"].startswith("mpe2"):  # which not everybody has
+            # without what not everybody has: mpe2, files of demonstrations, Ray
+            if settings["env_id"].startswith("mpe2") or "demonstrations" in settings:
+                continue
+            if table == "dqn_apex":
                 continue
             script = table.split("-")[0]
             parent = script.split("_")[0]  # of a variant
