@@ -771,6 +771,18 @@ def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeyp
     assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
 
 
+def test_a_campaign_knows_the_first_of_many_seeds_from_the_others(tmp_path):
+    """ppo_seeds.py puts the folders of the others beside it, and they begin with its name."""
+    args = run.script_args("ppo_seeds", ["--seed", "11"])
+    for name, seed in (("11-now", 11), ("11-now-2-12-now", 12)):
+        (tmp_path / name).mkdir()
+        about = {"args": {**args, "seed": seed, "device": "cpu"}}
+        (tmp_path / name / "args.json").write_text(json.dumps(about))
+        (tmp_path / name / "result.json").write_text("{}")
+    job = run.Job("ppo_seeds", "ppo_seeds", [], args, tmp_path)
+    assert run.run_folder(job) == (tmp_path / "11-now", True)
+
+
 @pytest.mark.parametrize("results", [report.RESULTS, report.RESULTS / "variants"])
 def test_the_documents_hold_what_the_results_say(results):
     for path, text in report.documents(results).items():
