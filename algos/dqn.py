@@ -172,8 +172,7 @@ def nature_convolutions(image_shape: tuple):
     """The convolutions of the Nature DQN, and how many features they give."""
     layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
     for channels_in, channels_out, kernel_size, stride in sizes:
-        convolution = nn.Conv2d(channels_in, channels_out, kernel_size, stride)
-        layers += [convolution, nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(channels_in, channels_out, kernel_size, stride), nn.ReLU(inplace=True)]
     convolutions = nn.Sequential(*layers, nn.Flatten())
     return convolutions, convolutions(torch.zeros(1, *image_shape)).shape[1]
 
@@ -219,14 +218,15 @@ class QNetwork(nn.Module):
         if not self.dueling:
             return self.q_head(features).reshape(-1, self.num_actions, self.n_atoms)
         value = self.value_head(features).reshape(-1, 1, self.n_atoms)
-        advantage = self.advantage_head(features)
-        advantage = advantage.reshape(-1, self.num_actions, self.n_atoms)
+        advantage = self.advantage_head(features).reshape(-1, self.num_actions, self.n_atoms)
         return value + advantage - advantage.mean(axis=1, keepdims=True)
 
     def q_values(self, logits):  # (batch, actions, atoms) -> (batch, actions)
         if self.n_atoms == 1:
             return logits.squeeze(2)
-        return torch.softmax(torch.as_tensor(logits), dim=2) @ self.support
+        if torch.is_tensor(logits):
+            return torch.softmax(logits, dim=2) @ self.support
+        return self.q_values(torch.from_numpy(logits)).numpy()
 
     def best_actions(self, obs):  # (batch, *obs_shape) -> (batch,)
         return self.q_values(self.forward(obs)).argmax(axis=1)
@@ -238,7 +238,7 @@ class QNetwork(nn.Module):
         if num_random == len(obs):
             return rng.integers(self.num_actions, size=len(obs))
         if not self.sees_images and self.device.type == "cpu":
-            actions = np.asarray(self.best_actions(obs))  # of an array: see Layers
+            actions = self.best_actions(obs)  # of an array: see Layers
         else:
             with torch.no_grad():
                 actions = self.best_actions(torch.as_tensor(obs, device=self.device)).cpu().numpy()
@@ -288,9 +288,8 @@ class ReplayBuffer:
         self.total += 1
 
     def put(self, slot, obs):
-        """Keeps an observation of every environment; of a stack, oldest frame first, the newest and
-        how many black ones it begins with (a black game counts, too, but is 0 just the same).
-        """
+        """Keeps an observation of every environment; of a stack, whose oldest frame is the first,
+        the newest frame, and how many black ones it begins with."""
         if self.stack == 1:
             self.frames[slot] = obs
         else:
@@ -451,27 +450,31 @@ def losses(q_network, history, last_batch):
     td_losses, taken_logits = zip(*history, strict=True)
     taken_logits = torch.cat(taken_logits)  # (updates * batch, 1, atoms)
     scalars = {"losses/td_loss": torch.stack(td_losses).mean().item()}
-    if q_network.n_atoms == 1:
-        scalars["losses/q_values"] = taken_logits.mean().item()
-    else:  # Q is linear in the probabilities: the mean of them has the mean Q
+    scalars["losses/q_values"] = q_network.q_values(taken_logits).mean().item()
+    if q_network.n_atoms > 1:
         probs = torch.softmax(taken_logits, dim=2).mean(dim=(0, 1))  # (atoms,)
-        scalars["losses/q_values"] = (probs @ q_network.support).item()
         scalars["losses/mass_at_ends"] = (probs[0] + probs[-1]).item()
-    with torch.no_grad():
-        q_values = q_network.q_values(q_network(last_batch["obs"]))  # (batch, actions)
+    q_values = q_network.q_values(q_network(last_batch["obs"]))  # (batch, actions)
     scalars["losses/q_spread"] = q_values.std(dim=0, correction=0).mean().item()
     return scalars
 
 
-def train(args: Args, run: "Run", loss_of=q_loss):
+def learn_once(learn, buffer, args, run, step):
+    """A gradient step on a new minibatch. Returns that, and what `losses` wants of the step."""
+    batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
+    batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+    return batch, learn(batch)
+
+
+def train(args, run, loss_of=q_loss, make_buffer=ReplayBuffer, learn_once=learn_once):
     q_network, target_q_network = run.agent, copy.deepcopy(run.agent)
-    vector, rate = Vector(q_network), args.learning_rate
-    optimizer = torch.optim.Adam([vector], lr=rate, eps=args.adam_eps, fused=True)
+    rate, anneal_steps = args.learning_rate, args.anneal_steps or args.total_timesteps
+    last_rate = 0.0 if args.anneal_lr else rate
+    optimizer = torch.optim.Adam([Vector(q_network)], lr=rate, eps=args.adam_eps, fused=True)
     stack = 4 if args.env_id.startswith("ALE/") else 1  # see make_envs
-    buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
-    anneal_steps = args.anneal_steps or args.total_timesteps
-    fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    exploration_steps = args.exploration_steps or fraction_steps
+    buffer = make_buffer(args.buffer_size, args.num_envs, run.obs_space, stack)
+    exploration_steps = args.exploration_fraction * args.total_timesteps
+    exploration_steps = args.exploration_steps or max(1, exploration_steps)
     history = deque(maxlen=2_000)  # what updates returned since the last point of the curves
     parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step, obs = run.start(**parts, buffer=buffer)
@@ -491,15 +494,12 @@ def train(args: Args, run: "Run", loss_of=q_loss):
             buffer.add(obs, actions, rewards, terminated, truncated, next_obs, successors)
             obs, step = next_obs, step + args.num_envs
 
-        learning_rate = args.learning_rate
-        if args.anneal_lr:
-            learning_rate = linear_schedule(learning_rate, 0.0, anneal_steps, before)
+        learning_rate = linear_schedule(rate, last_rate, anneal_steps, before)
         optimizer.param_groups[0]["lr"] = learning_rate
         if step >= args.learning_starts:
             for _ in range(args.gradient_steps):
-                batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
-                batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                history.append(learn(batch))
+                batch, learned = learn_once(learn, buffer, args, run, before)
+                history.append(learned)
         # where a multiple of the frequency was passed, also when steps of train_frequency miss it
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)

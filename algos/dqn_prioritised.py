@@ -11,12 +11,10 @@ It imports dqn.py, which must lie beside it, and holds only what differs:
   p is the size of its TD error, of a distribution (C51) the cross-entropy, and 1e-6;
 - a step that was never replayed has the largest p so far, so that it soon is;
 - its loss is weighted by (N P)^-b, N the steps held, over the largest such weight of the batch;
-- `train` hands each batch's errors back to the buffer.
+- `learn_once` hands a minibatch's errors back to the buffer.
 With --priority-exponent 0 it is dqn, to the last bit.
 """
 
-import copy
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -175,49 +173,9 @@ def learn_once(learn, buffer, args: Args, run: dqn.Run, step: int):
     return batch, (loss, taken_logits)
 
 
-def train(args: Args, run: dqn.Run):  # as dqn's, but for the buffer and learn_once
-    q_network, target_q_network = run.agent, copy.deepcopy(run.agent)
-    vector, rate = dqn.Vector(q_network), args.learning_rate
-    optimizer = torch.optim.Adam([vector], lr=rate, eps=args.adam_eps, fused=True)
-    stack = 4 if args.env_id.startswith("ALE/") else 1
-    sizes = args.buffer_size, args.num_envs, run.obs_space, stack
-    buffer = ReplayBuffer(*sizes, exponent=args.priority_exponent)
-    anneal_steps = args.anneal_steps or args.total_timesteps
-    fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    exploration_steps = args.exploration_steps or fraction_steps
-    history = deque(maxlen=2_000)
-    parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
-    step, obs = run.start(**parts, buffer=buffer)
-    learn = partial(dqn.update, q_network, target_q_network, optimizer, args, q_loss)
-    learn = run.recorded(learn, optimizer)
-    q_network.best_actions = run.recorded(q_network.best_actions)
-    while step < args.total_timesteps:
-        before, end = step, min(step + args.train_frequency, args.total_timesteps)
-        while step < end:
-            epsilon = dqn.linear_schedule(args.start_e, args.end_e, exploration_steps, step)
-            actions = q_network.act(obs, 1.0 if step < args.learning_starts else epsilon, run.rng)
-            next_obs, rewards, terminated, truncated, successors = run.step(actions)
-            if args.clip_reward:
-                rewards = np.sign(rewards)
-            buffer.add(obs, actions, rewards, terminated, truncated, next_obs, successors)
-            obs, step = next_obs, step + args.num_envs
-
-        learning_rate = args.learning_rate
-        if args.anneal_lr:
-            learning_rate = dqn.linear_schedule(learning_rate, 0.0, anneal_steps, before)
-        optimizer.param_groups[0]["lr"] = learning_rate
-        if step >= args.learning_starts:
-            for _ in range(args.gradient_steps):
-                batch, learned = learn_once(learn, buffer, args, run, before)
-                history.append(learned)
-        if step // args.target_network_frequency > before // args.target_network_frequency:
-            dqn.polyak(target_q_network, q_network, args.tau)
-
-        scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
-        if history and run.logs_now():
-            scalars |= dqn.losses(q_network, history, batch)
-            history.clear()
-        run.end_iteration(scalars)
+def train(args: Args, run: dqn.Run):
+    make_buffer = partial(ReplayBuffer, exponent=args.priority_exponent)
+    dqn.train(args, run, q_loss, make_buffer, learn_once)
 
 
 if __name__ == "__main__":

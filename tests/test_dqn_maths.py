@@ -80,7 +80,8 @@ def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
     q_network = network(n_atoms=ATOMS, dueling=True)
     logits = torch.randn(BATCH, ACTIONS, ATOMS)
     q_values = q_network.q_values(logits)
-    torch.testing.assert_close(q_network.q_values(logits.numpy()), q_values)
+    acting = torch.from_numpy(q_network.q_values(logits.numpy()))
+    torch.testing.assert_close(acting, q_values)
     support, logits = q_network.support.tolist(), logits.tolist()
     for b in range(BATCH):
         for a in range(ACTIONS):
