@@ -473,8 +473,8 @@ def train(args, run, loss_of=q_loss, make_buffer=ReplayBuffer, learn_once=learn_
     optimizer = torch.optim.Adam([Vector(q_network)], lr=rate, eps=args.adam_eps, fused=True)
     stack = 4 if args.env_id.startswith("ALE/") else 1  # see make_envs
     buffer = make_buffer(args.buffer_size, args.num_envs, run.obs_space, stack)
-    exploration_steps = args.exploration_fraction * args.total_timesteps
-    exploration_steps = args.exploration_steps or max(1, exploration_steps)
+    fraction_steps = max(1, args.exploration_fraction * args.total_timesteps)
+    exploration_steps = args.exploration_steps or fraction_steps
     history = deque(maxlen=2_000)  # what updates returned since the last point of the curves
     parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step, obs = run.start(**parts, buffer=buffer)
