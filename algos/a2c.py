@@ -495,14 +495,13 @@ def train(args: Args, run: "Run", loss_of=a2c_loss):
     agent = run.agent
     kinds = {"rmsprop_tf": RMSpropTF, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
     settings = {"fused": True} if args.optimizer == "adam" else {"alpha": 0.99}
-    optimizer = kinds[args.optimizer]([Vector(agent)], lr=args.learning_rate, eps=1e-5, **settings)
+    rate, duration = args.learning_rate, args.anneal_steps or args.total_timesteps
+    optimizer = kinds[args.optimizer]([Vector(agent)], lr=rate, eps=1e-5, **settings)
     running_returns, losses = np.zeros(args.num_envs), []  # a checkpoint ends both
     step, obs = run.start(agent=agent, optimizer=optimizer)
     agent.forward = run.recorded(agent.forward)  # on a GPU, replays as a CUDA graph
     while step < args.total_timesteps:
-        learning_rate, duration = args.learning_rate, args.anneal_steps or args.total_timesteps
-        if args.anneal_lr:
-            learning_rate = linear_schedule(learning_rate, 0.0, duration, step)
+        learning_rate = linear_schedule(rate, 0.0 if args.anneal_lr else rate, duration, step)
         optimizer.param_groups[0]["lr"] = learning_rate
         buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space)
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):

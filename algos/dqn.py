@@ -468,8 +468,7 @@ def learn_once(learn, buffer, args, run, step):
 
 def train(args, run, loss_of=q_loss, make_buffer=ReplayBuffer, learn_once=learn_once):
     q_network, target_q_network = run.agent, copy.deepcopy(run.agent)
-    rate, anneal_steps = args.learning_rate, args.anneal_steps or args.total_timesteps
-    last_rate = 0.0 if args.anneal_lr else rate
+    rate, duration = args.learning_rate, args.anneal_steps or args.total_timesteps
     optimizer = torch.optim.Adam([Vector(q_network)], lr=rate, eps=args.adam_eps, fused=True)
     stack = 4 if args.env_id.startswith("ALE/") else 1  # see make_envs
     buffer = make_buffer(args.buffer_size, args.num_envs, run.obs_space, stack)
@@ -494,7 +493,7 @@ def train(args, run, loss_of=q_loss, make_buffer=ReplayBuffer, learn_once=learn_
             buffer.add(obs, actions, rewards, terminated, truncated, next_obs, successors)
             obs, step = next_obs, step + args.num_envs
 
-        learning_rate = linear_schedule(rate, last_rate, anneal_steps, before)
+        learning_rate = linear_schedule(rate, 0.0 if args.anneal_lr else rate, duration, before)
         optimizer.param_groups[0]["lr"] = learning_rate
         if step >= args.learning_starts:
             for _ in range(args.gradient_steps):

@@ -269,9 +269,8 @@ def make_agent(args, obs_space, action_space):
     if not isinstance(action_space, gym.spaces.Box) or len(obs_space.shape) != 1:
         fail(f"td3 takes vectors and Box action spaces, not {obs_space} and {action_space}")
     low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-    if not (
-        np.float64(high) - low < np.finfo(np.float32).max
-    ).all():  # as which many write infinity
+    ranges = np.float64(high) - low
+    if not (ranges < np.finfo(np.float32).max).all():  # as which many write infinity
         fail(f"td3 needs bounds of every action, not {action_space}: try ppo.py")
     return Agent(args, *obs_space.shape, low, high)
 
