@@ -19,7 +19,8 @@ stable-baselines3, start-up and everything included. `profile` says what the tim
 goes into, by maintain/profiled.py, in the same cells; beside it `arithmetic`, what the
 floating-point operations would take alone.
 
-`gpu`, only when it is named, is the speed of our scripts on a GPU, with CUDA graphs and without.
+Only when they are named: `gpu`, the speed of our scripts on a GPU, with CUDA graphs and without;
+`actors`, that of dqn_apex.py on an environment that waits, which needs Ray.
 """
 
 import argparse
@@ -283,21 +284,22 @@ UNTIL_SOLVED = """
 import collections, importlib, json, os, sys
 sys.path.insert(0, "algos")
 name, threshold, *sys.argv = sys.argv[1:]
-script, returns = importlib.import_module(name), collections.deque(maxlen=20)
-step, end_iteration = script.Run.step, script.Run.end_iteration
-def listen(run, actions):
-    before, found = len(run.finished), step(run, actions)
-    returns.extend(episode[0] for episode in run.finished[before:])
-    return found
+script, returns, seen = importlib.import_module(name), collections.deque(maxlen=20), 0
+parent = getattr(script, "dqn", script)  # of a variant
+end_iteration = parent.Run.end_iteration
 def look(run, scalars):
+    global seen
+    returns.extend(episode[0] for episode in run.finished[seen:])
     steps = end_iteration(run, scalars)
+    seen = len(run.finished)
     if len(returns) == returns.maxlen and sum(returns) / len(returns) >= float(threshold):
         print(json.dumps({"steps": steps}), flush=True)
         os._exit(0)
     return steps
-script.Run.step, script.Run.end_iteration = listen, look
+parent.Run.end_iteration = look
 sys.argv.insert(0, f"algos/{name}.py")
-script.main(name, script.RunArgs, script.make_agent, script.train, script.evaluation_policy)
+args_class = getattr(script, "RunArgs", script.Args)
+parent.main(name, args_class, script.make_agent, script.train, parent.evaluation_policy)
 """
 
 
@@ -417,6 +419,28 @@ def measure_seeds(repeats: int, folder: str) -> list[dict]:
             row |= {"processor_s": round(processor, 2), "wall_s": round(wall, 2)}
             rows.append({**row, "repeats": repeats})
             print("seeds            " + ", ".join(f"{k} {v}" for k, v in list(row.items())[1:]))
+    return rows
+
+
+def measure_actors(repeats: int, folder: str) -> list[dict]:
+    """Speed of dqn.py and of dqn_apex.py with 1 to 8 actors where a step takes 5 ms, and for some
+    of them the seconds until it is solved; learning goes on from step 1,000 in all of them.
+    """
+    env_id, rows = "tasks:WaitingCartPole-v0", []
+    for actors in (0, 1, 2, 4, 8):
+        flags = f"dqn_apex --num-actors {actors}" if actors else "dqn"
+        cell = Cell(flags, env_id, 2_000, 2_000 + 2_000 * max(1, actors), {}, 0, 0)
+        speeds = [run_ours(cell, folder)["sps"] for _ in range(repeats)]
+        row = {"cell": "actors", "actors": actors or "dqn", "sps": round(statistics.median(speeds))}
+        row |= {"solved": "", "seconds": "", "slowest": ""}
+        if actors in (0, 4, 8):
+            task = Solve(f"{flags} --env-id {env_id}", env_id, 475, {}, 0, num_envs=1)
+            runs = [solve(task, "ours", seed, folder) for seed in range(1, repeats + 1)]
+            seconds = sorted([run["seconds"] for run in runs if run]) + [math.inf] * runs.count({})
+            row |= {"solved": repeats - runs.count({}), "slowest": round(seconds[-1], 1)}
+            row["seconds"] = round(statistics.median_high(seconds), 1)
+        rows.append({**row, "repeats": repeats})
+        print("actors           " + ", ".join(f"{k} {v}" for k, v in list(row.items())[1:]))
     return rows
 
 
@@ -569,9 +593,9 @@ def parse_names(doc: str, names, without_any: str, repeats: int) -> tuple:
 
 def main():
     os.environ["TQDM_DISABLE"] = "1"  # the scripts' progress would stand between the lines here
-    names = [*CELLS, *SOLVES, "scaling", "seeds", "profile", "gpu"]
-    parser, args = parse_names(__doc__, names, "all but gpu", repeats=3)
-    tasks, chosen = {**CELLS, **SOLVES}, args.names or names[:-1]
+    names = [*CELLS, *SOLVES, "scaling", "seeds", "profile", "gpu", "actors"]
+    parser, args = parse_names(__doc__, names, "all but gpu and actors", repeats=3)
+    tasks, chosen = {**CELLS, **SOLVES}, args.names or names[:-2]
     has_peers = any(tasks[name].peers for name in chosen if name in tasks)
     if has_peers and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
@@ -593,6 +617,9 @@ def main():
                 with held_to(2):
                     rows = measure_seeds(args.repeats, folder)
                 keep(RESULTS / "seeds.csv", name, rows, names)
+            elif name == "actors":
+                rows = measure_actors(args.repeats, folder)
+                keep(RESULTS / "actors.csv", name, rows, names)
             elif name == "gpu":
                 for cell in ON_GPU:
                     keep(RESULTS / "gpu.csv", cell, measure_gpu(cell, args.repeats, folder), names)

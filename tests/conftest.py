@@ -52,6 +52,22 @@ def train(module, **settings):
     return run
 
 
+def stopped(run, train, after: int):
+    """The run, trained until Ctrl-C in the first iteration that ends after this step."""
+    end_iteration = run.end_iteration
+
+    def stop(scalars):
+        step = end_iteration(scalars)
+        if run.step_count > after:
+            raise KeyboardInterrupt
+        return step
+
+    run.end_iteration = stop
+    with pytest.raises(KeyboardInterrupt):
+        train(run.args, run)
+    return run
+
+
 def parse(module, argv):
     """The arguments of a command line of a script or a variant."""
     parent, argv = importlib.import_module(module.__name__.split("_")[0]), map(str, argv)

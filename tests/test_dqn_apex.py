@@ -15,7 +15,7 @@ import dqn_apex
 import numpy as np
 import pytest
 import torch
-from conftest import NUMBERS, ROOT, env_seeds, only_run, scalars
+from conftest import NUMBERS, ROOT, env_seeds, only_run, scalars, stopped
 from conftest import new_run as plain_run
 from gymnasium.spaces import Box, Discrete
 from test_runs import TINY
@@ -403,21 +403,12 @@ def test_in_a_fragment_of_many_updates_the_target_follows_as_often_as_dqns(fake,
 
 
 @pytest.mark.parametrize("switches", [{}, dict(dueling=True, num_envs=2, **C51)])
-def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switches, monkeypatch):
+def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switches):
     settings = SHORT | switches
     whole = apex_train(**settings)
     assert dqn.run_hash(apex_train(**settings).agent) == dqn.run_hash(whole.agent)
     assert fake.options[0] == {"num_cpus": 1}  # no actor is replaced
-    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
-
-    def stop(run, scalars):
-        end_iteration(run, scalars)
-        if run.step_count > 400:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(dqn.Run, "end_iteration", stop)
-        dqn_apex.train(run.args, run)
+    run = stopped(new_run(**settings), dqn_apex.train, after=400)
     resumed = apex_train(**settings, resume=str(run.folder))
     assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
 

@@ -9,7 +9,7 @@ import dqn_mask
 import numpy as np
 import pytest
 import torch
-from conftest import NUMBERS, only_run, train
+from conftest import NUMBERS, only_run, stopped, train
 from test_ppo_mask import BATCH, K, N, observations
 from test_runs import TINY
 
@@ -204,23 +204,14 @@ def test_where_all_actions_are_valid_it_is_dqn(env_id, switches):
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
 
 
-def test_a_run_takes_valid_actions_and_goes_on_where_it_was_stopped(monkeypatch):
+def test_a_run_takes_valid_actions_and_goes_on_where_it_was_stopped():
     settings = SHORT | dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
     start = dqn.run_hash(new_run(**settings).agent)
     whole = masked_train(**settings)
     assert dqn.run_hash(whole.agent) != start
     whole.evaluate()  # by valid actions, too
 
-    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
-
-    def stop(run, scalars):
-        end_iteration(run, scalars)
-        if run.step_count > 400:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(dqn.Run, "end_iteration", stop)
-        dqn_mask.train(run.args, run)
+    run = stopped(new_run(**settings), dqn_mask.train, after=400)
     resumed = masked_train(**settings, resume=str(run.folder))
     assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
 

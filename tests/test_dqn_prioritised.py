@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NUMBERS, only_run, scalars, train
+from conftest import NUMBERS, only_run, scalars, stopped, train
 from gymnasium.spaces import Box
 from test_runs import TINY
 
@@ -300,19 +300,10 @@ def test_with_exponent_0_it_is_dqn(name):
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_run_goes_on_where_it_was_stopped(name, monkeypatch):
+def test_a_run_goes_on_where_it_was_stopped(name):
     settings = SHORT | SWITCHES[name]
     whole = prioritised_train(**settings)
-    run, end_iteration = new_run(**settings), dqn.Run.end_iteration
-
-    def stop(run, scalars):
-        end_iteration(run, scalars)
-        if run.step_count > 400:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(dqn.Run, "end_iteration", stop)
-        dqn_prioritised.train(run.args, run)
+    run = stopped(new_run(**settings), dqn_prioritised.train, after=400)
     resumed = prioritised_train(**settings, resume=str(run.folder))
     assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
 

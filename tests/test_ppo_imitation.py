@@ -8,7 +8,7 @@ import ppo
 import ppo_imitation
 import pytest
 import torch
-from conftest import env_seeds, hand_stepped, only_run
+from conftest import env_seeds, hand_stepped, only_run, stopped
 from gymnasium.spaces import Box, Discrete
 
 OBS = Box(-1, 1, (3,), np.float32)
@@ -143,26 +143,16 @@ def test_without_weight_it_is_ppo(script):
     assert script("ppo_imitation", *SMALL, *flags, "--runs-dir", "other").hash != plain.hash
 
 
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch):
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
     write("expert.npz")
     flags = [*SMALL, "--demonstrations=expert.npz", "--imitation-steps=1536"]
     complete = script("ppo_imitation", *flags)
     evaluated = script("ppo_imitation", "--evaluate", only_run(tmp_path))
     assert evaluated.line("evaluation") == complete.line("evaluation")
 
-    end_iteration = ppo.Run.end_iteration
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 600:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
     args = ppo.parse_args("ppo_imitation", ppo_imitation.Args, [*flags, "--runs-dir=stopped"])
     run = ppo.Run("ppo_imitation", args, ppo_imitation.make_agent, ppo.evaluation_policy)
-    with pytest.raises(KeyboardInterrupt):
-        ppo_imitation.train(args, run)
+    stopped(run, ppo_imitation.train, after=600)
     assert script("ppo_imitation", "--resume", run.folder).hash == complete.hash
 
 

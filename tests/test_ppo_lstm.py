@@ -8,7 +8,7 @@ import ppo
 import ppo_lstm
 import pytest
 import torch
-from conftest import only_run
+from conftest import only_run, stopped
 from gymnasium.spaces import Box, Discrete
 
 T, B, F, H = 13, 5, 3, 7  # steps, environments, length of observations and of the LSTM
@@ -198,7 +198,7 @@ SETTINGS = "--env-id tasks:Recall-v0 --total-timesteps 2048 --checkpoint-frequen
 SETTINGS += "--eval-episodes 3 --num-minibatches 2 --norm-obs --norm-reward".split()
 
 
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch):
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
     trained = script("ppo_lstm", *SETTINGS)
     folder = only_run(tmp_path)
     assert folder.parts[-3:-1] == ("tasks-Recall-v0", "ppo_lstm")
@@ -207,17 +207,7 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypa
 
     args = ppo.parse_args("ppo_lstm", ppo_lstm.Args, [*SETTINGS, "--runs-dir", "stopped"])
     run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
-    end_iteration = ppo.Run.end_iteration
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1100:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
-    with pytest.raises(KeyboardInterrupt):
-        ppo_lstm.train(args, run)
+    stopped(run, ppo_lstm.train, after=1100)
     assert script("ppo_lstm", "--resume", run.folder).hash == trained.hash
 
 

@@ -11,7 +11,7 @@ import ppo_mask
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, hash_of_parameters, only_run, train
+from conftest import NUMBERS, hash_of_parameters, only_run, stopped, train
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 N, K, M, BATCH = 5, 3, 7, 11  # actions, numbers of an embedding, of the rest, rows
@@ -262,23 +262,13 @@ def test_where_all_actions_are_valid_it_is_ppo(env_id):
     assert hash_of_parameters(masked.agent) == hash_of_parameters(plain.agent)
 
 
-def test_a_run_takes_valid_actions_learns_and_goes_on_where_it_was_stopped(monkeypatch):
+def test_a_run_takes_valid_actions_learns_and_goes_on_where_it_was_stopped():
     settings = dict(env_id="Strict-v0", ent_coef=0.01, **SHORT)
     whole = masked_train(**settings)
     assert whole.evaluate().mean() > 30  # 100/15 by chance; ppo, which sees the mask, has 2
     assert train(ppo, **{**settings, "env_id": "tasks:InvalidActions-v0"}).evaluate().mean() < 15
 
-    run, end_iteration = new_run(**settings), ppo.Run.end_iteration
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1000:
-            raise KeyboardInterrupt
-        return step
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ppo.Run, "end_iteration", stop)
-        ppo.train(run.args, run)
+    run = stopped(new_run(**settings), ppo.train, after=1000)
     resumed = masked_train(**settings, resume=str(run.folder))
     assert ppo.run_hash(resumed.agent) == ppo.run_hash(whole.agent)
 

@@ -13,7 +13,7 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, env_seeds, hash_of_parameters, only_run, scalars
+from conftest import NUMBERS, env_seeds, hash_of_parameters, only_run, scalars, stopped
 from conftest import train as train_ppo
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -425,7 +425,7 @@ SETTINGS += "--eval-episodes 4 --num-minibatches 2 --norm-obs --norm-reward".spl
 
 
 @pytest.mark.parametrize("flags", [[], ["--num-policies", 2]], ids=["shared", "own"])
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch, flags):
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, flags):
     trained = script("ppo_multi", *SETTINGS, *flags)
     folder = only_run(tmp_path)
     assert folder.parts[-3:-1] == ("tasks-MultiCartPole", "ppo_multi")
@@ -435,17 +435,7 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypa
     argv = [*SETTINGS, *map(str, flags), "--runs-dir", "stopped"]
     args = ppo.parse_args("ppo_multi", ppo_multi.Args, argv)
     functions = ppo_multi.make_agent, ppo_multi.evaluation_policy, ppo_multi.make_envs
-    run, end_iteration = ppo.Run("ppo_multi", args, *functions), ppo.Run.end_iteration
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1200:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
-    with pytest.raises(KeyboardInterrupt):
-        ppo_multi.train(args, run)
+    run = stopped(ppo.Run("ppo_multi", args, *functions), ppo_multi.train, after=1200)
     assert script("ppo_multi", "--resume", run.folder).hash == trained.hash
 
 

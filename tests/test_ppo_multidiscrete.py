@@ -10,7 +10,7 @@ import ppo_multidiscrete
 import pytest
 import tasks  # noqa: F401, registers Match-v0
 import torch
-from conftest import new_run, train
+from conftest import new_run, stopped, train
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
@@ -247,25 +247,15 @@ def test_other_spaces_are_refused_with_a_line(space, words, monkeypatch, capsys,
     assert words in line
 
 
-def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script, monkeypatch):
-    name, end_iteration = "ppo_multidiscrete", ppo.Run.end_iteration
+def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
     settings = dict(total_timesteps=2048, checkpoint_frequency=512, autoregressive=True)
     whole = trained(**settings, exp_name="whole")
     whole.finish()
 
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1000:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
-    run = multi_run(**settings, exp_name="stopped")
-    with pytest.raises(KeyboardInterrupt):
-        ppo.train(run.args, run)
-    resumed = script(name, "--resume", run.folder)
+    run = stopped(multi_run(**settings, exp_name="stopped"), ppo.train, after=1000)
+    resumed = script("ppo_multidiscrete", "--resume", run.folder)
     assert resumed.hash == ppo.run_hash(whole.agent)
-    evaluated = script(name, "--evaluate", run.folder)
+    evaluated = script("ppo_multidiscrete", "--evaluate", run.folder)
     assert evaluated.line("evaluation") == resumed.line("evaluation")
 
 

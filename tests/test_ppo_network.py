@@ -11,7 +11,7 @@ import ppo_network
 import pytest
 import test_weights
 import torch
-from conftest import new_run, train
+from conftest import new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -210,24 +210,13 @@ def test_statistics_move_once_between_rollouts_and_ratios_begin_at_1(env_id, mon
     assert ppo.run_hash(run.agent) == before
 
 
-def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script, monkeypatch):
-    name, end_iteration = "ppo_network", ppo.Run.end_iteration
+def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
     settings = dict(total_timesteps=2048, checkpoint_frequency=512, batch_norm=True)
     whole = trained(**settings, exp_name="whole")
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1000:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
-    run = run_of(**settings, exp_name="stopped")
-    with pytest.raises(KeyboardInterrupt):
-        ppo.train(run.args, run)
-    resumed = script(name, "--resume", run.folder)
+    run = stopped(run_of(**settings, exp_name="stopped"), ppo.train, after=1000)
+    resumed = script("ppo_network", "--resume", run.folder)
     assert resumed.hash == ppo.run_hash(whole.agent)
-    evaluated = script(name, "--evaluate", run.folder)
+    evaluated = script("ppo_network", "--evaluate", run.folder)
     assert evaluated.line("evaluation") == resumed.line("evaluation")
     with np.load(run.folder / "weights.npz") as arrays:
         assert arrays["trunk.1.running_mean"].any()

@@ -6,7 +6,7 @@ import ppo
 import ppo_rnd
 import pytest
 import torch
-from conftest import hash_of_parameters, only_run
+from conftest import hash_of_parameters, only_run, stopped
 from gymnasium.spaces import Box, Discrete
 
 T, B, F = 7, 3, 5  # steps, environments, length of observations
@@ -165,7 +165,7 @@ def test_without_bonuses_it_is_ppo(monkeypatch):
     assert ppo.run_hash(run.agent) == ppo.run_hash(plain.agent)
 
 
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypatch):
+def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
     flags = [f"--{name}={value}" for name, value in SMALL.items()]
     complete = script("ppo_rnd", *flags)
     folder = only_run(tmp_path)
@@ -173,19 +173,9 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, monkeypa
     evaluated = script("ppo_rnd", "--evaluate", folder)
     assert evaluated.line("evaluation") == complete.line("evaluation")
 
-    end_iteration = ppo.Run.end_iteration
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 600:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
     args = ppo.parse_args("ppo_rnd", ppo_rnd.Args, [*flags, "--runs-dir=stopped"])
     run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
-    with pytest.raises(KeyboardInterrupt):
-        ppo_rnd.train(args, run)
+    stopped(run, ppo_rnd.train, after=600)
     assert script("ppo_rnd", "--resume", run.folder).hash == complete.hash
 
 
