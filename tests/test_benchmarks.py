@@ -921,12 +921,44 @@ def test_a_command_whose_numbers_are_compared_parses(name, monkeypatch):
     assert args["checkpoint_frequency"] < args["total_timesteps"] or name in same_numbers.MORE
 
 
+def test_actors_are_measured_beside_dqn_and_a_run_that_solved_nothing_took_for_ever(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    seconds = {"dqn": 90.0, "dqn_apex --num-actors 4": 30.0}
+
+    def parses(flags):
+        script, *flags = flags
+        return parse(importlib.import_module(script), flags)
+
+    def run_ours(cell, folder):
+        args = parses(speed.our_flags(cell, folder))
+        assert args.total_timesteps == cell.last > cell.first > args.learning_starts
+        return {"sps": 100.0 * getattr(args, "num_actors", 0.9)}
+
+    def solve(task, library, seed, folder):
+        assert parses(task.flags.split()).env_id == task.env_id
+        for words, found in seconds.items():
+            if task.flags.startswith(f"{words} --env-id"):
+                return {"seconds": found + seed, "steps": 1}
+        return {}
+
+    monkeypatch.setattr(speed, "run_ours", run_ours)
+    monkeypatch.setattr(speed, "solve", solve)
+    rows = speed.measure_actors(3, "runs")
+    assert [(row["actors"], row["sps"]) for row in rows] == [
+        ("dqn", 90), (1, 100), (2, 200), (4, 400), (8, 800)
+    ]  # fmt: skip
+    assert [row["seconds"] for row in rows] == [92.0, "", "", 32.0, float("inf")]
+    assert [row["solved"] for row in rows] == [3, "", "", 3, 0]
+
+
 @pytest.mark.slow
 def test_the_time_to_solve_ends_when_the_threshold_is_reached(tmp_path):
     task = speed.Solve("ppo --total-timesteps 20480", "CartPole-v1", 40.0, {}, 0, num_envs=8)
     solved = speed.solve(task, "ours", 1, str(tmp_path))
     assert 500 <= solved["steps"] < 20_480 and solved["seconds"] > 0
     assert speed.solve(replace(task, threshold=501.0), "ours", 1, str(tmp_path)) == {}
+    greedy = speed.solve(replace(task, evaluated_on="CartPole-v1"), "ours", 1, str(tmp_path))
+    assert greedy["steps"] % 1_024 == 0  # the first of 2,000, by whole rollouts
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ IMAGES = {
     "dqn": "--total-timesteps 1200 --checkpoint-frequency 500 --learning-starts 400"
     " --buffer-size 800",
 }
-EVERY = "--torch-threads 1 --eval-episodes 1"
+EVERY = "--torch-threads 1 --eval-episodes 2"  # one for each agent of ppo_multi
 MORE = {
     "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",
     "ppo, all its switches": "ppo --env-id Pendulum-v1 --norm-obs --norm-reward --clip-vloss"
