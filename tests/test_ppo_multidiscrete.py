@@ -10,7 +10,7 @@ import ppo_multidiscrete
 import pytest
 import tasks  # noqa: F401, registers Match-v0
 import torch
-from conftest import new_run, stopped, train
+from conftest import NUMBERS, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
@@ -77,7 +77,8 @@ for env in (Told, ToldTuple, ToldTupleFrom, ToldFrom, ToldMatrix, OneComponent, 
 
 
 def multi_run(**settings):
-    args = ppo_multidiscrete.Args(**{"runs_dir": str(Path("multi").resolve())} | settings)
+    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("multi").resolve())}
+    args = ppo_multidiscrete.Args(**own | settings)
     hooks = ppo_multidiscrete.make_agent, ppo.evaluation_policy, ppo_multidiscrete.make_envs
     return ppo.Run("ppo_multidiscrete", args, *hooks)
 

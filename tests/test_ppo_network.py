@@ -11,7 +11,7 @@ import ppo_network
 import pytest
 import test_weights
 import torch
-from conftest import new_run, stopped, train
+from conftest import NUMBERS, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -45,7 +45,8 @@ def observations(space):
 
 
 def run_of(**settings):
-    args = ppo_network.Args(**{"runs_dir": str(Path("networks").resolve())} | settings)
+    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("networks").resolve())}
+    args = ppo_network.Args(**own | settings)
     return ppo.Run("ppo_network", args, ppo_network.make_agent, ppo.evaluation_policy)
 
 
