@@ -10,10 +10,11 @@
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
-cell whose arguments and package versions are the same, if the same script trained them or one that
-trains the same weights: benchmarks/results/same-numbers.json says which do. Runs that were resumed
-with other versions are left out. Without --out, so are runs whose settings are not those of a table
-here, and cells of other arguments or versions with fewer seeds than benchmarks/results/ has.
+cell whose arguments (but for how often they evaluate) and package versions are the same, if the
+same script trained them or one that trains the same weights: benchmarks/results/same-numbers.json
+says which do. Runs that were resumed with other versions are left out. Without --out, so are runs
+whose settings are not those of a table here, and cells of other arguments or versions with fewer
+seeds than benchmarks/results/ has.
 
 A verdict beside a published return rests on the 95% interval of the difference between our mean
 and the published one, and on a fifth of the distance between the published return and a random
@@ -213,7 +214,8 @@ def differences(run: dict, first: dict) -> list[tuple]:
     """(name, its value, the other's) of settings, and of versions that both runs know."""
     common = run["versions"].keys() & first["versions"].keys()
     found, expected = (settings(x) | {k: x["versions"][k] for k in common} for x in (run, first))
-    pairs = [(k, found.get(k), expected.get(k)) for k in sorted(found.keys() | expected.keys())]
+    names = (found.keys() | expected.keys()) - {"eval_frequency"}  # which changes no training
+    pairs = [(k, found.get(k), expected.get(k)) for k in sorted(names)]
     if not same_numbers(run, first["script"]):
         pairs.append(("script", run["script"], first["script"]))
     return [pair for pair in pairs if pair[1] != pair[2]]

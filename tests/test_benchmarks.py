@@ -575,6 +575,7 @@ def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
     # nothing is lost on the way from the files and back
     assert (path.read_text(), path.with_suffix(".json").read_text()) == before
     assert report.earlier_seeds([a_run(9, 0.0, gamma=0.5)], path) == []
+    assert report.earlier_seeds([a_run(9, 0.0, eval_frequency=7)], path) == same
     assert report.earlier_seeds([{**a_run(9, 0.0), "versions": {"torch": "3"}}], path) == []
     assert report.earlier_seeds([{**a_run(9, 0.0), "script": "07e4"}], path) == []
 
