@@ -288,8 +288,9 @@ class ReplayBuffer:
         self.total += 1
 
     def put(self, slot, obs):
-        """Keeps an observation of every environment; of a stack, whose oldest frame is the first,
-        the newest frame, and how many black ones it begins with."""
+        """Keeps an observation of every environment; of a stack, oldest frame first, the newest and
+        how many black ones it begins with (a black game counts, too, but is 0 just the same).
+        """
         if self.stack == 1:
             self.frames[slot] = obs
         else:
