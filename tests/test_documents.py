@@ -189,7 +189,7 @@ def test_every_flag_in_prose_is_a_flag():
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).RunArgs)}
     for name in VARIANTS:
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).Args)}
-    others = "maintain/same_numbers.py run.py report.py tune.py ../bugs/run.py"
+    others = "maintain/same_numbers.py run.py report.py speed.py tune.py ../bugs/run.py"
     for path in (f"benchmarks/{name}" for name in others.split()):
         known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / path).read_text()))
     known = {flag.replace("_", "-") for flag in known}
