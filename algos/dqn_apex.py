@@ -47,7 +47,7 @@ class Args(dqn_prioritised.Args):
     """Takes the actors' fragments in turns, so that the run can be repeated exactly."""
     broadcast_frequency: int = 80
     """Steps between new weights for the actors, summed over all of them."""
-    fragment_steps: int = 40
+    fragment_steps: int = 16
     """Steps that an actor sends at once, summed over its environments."""
     start_e: float = 0.4
     """Probability of a random action of the first actor."""

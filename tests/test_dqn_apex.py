@@ -556,7 +556,8 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
         ray.shutdown()
     assert run.step_count == 6000
     after = [(taken, seconds) for actor, taken, seconds in came[20:] if actor == 1]
-    begins = [k for k, (taken, _) in enumerate(after) if taken == 40]  # counted from 0 again
+    first = dqn_apex.Args.fragment_steps  # the new one counts from 0 again
+    begins = [k for k, (taken, _) in enumerate(after) if taken == first]
     assert len(begins) == 1 and len(after) > begins[0] + 2
     assert after[begins[0]][1] - came[19][2] < 10
 
