@@ -730,7 +730,7 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     assert rest.count("not compared with [ppo], which has other settings: gamma 0.9") == 2
     seeds = "3 seeds of [ppo-mine] reached 1.5 to 2.5"
     assert f"training return 2.2: {seeds}; 2 lower, 1 higher\n" in rest
-    assert "77" not in rest
+    assert "return 77" not in rest
     outside = "it lies outside of them, as 50% of all runs do by chance"
     assert f"training return 8.0: {seeds}; {outside}\n" in rest
     assert (results / "compare.png").stat().st_size > 10_000
