@@ -1,16 +1,10 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
-#   "tensorboard==2.21.0", "tqdm==4.70.1", "threadpoolctl==3.8.0", "pygame-ce==2.5.8",
-#   "box2d==2.3.10", "mujoco==4.0.0", "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
-# ///
 """Advantage actor-critic (A2C): one policy gradient step on each short rollout, with a learned
 value as the baseline. It is PPO with one epoch, one minibatch and so nothing to clip.
 
 Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
 Run       python algos/a2c.py                                         CartPole-v1
           python algos/a2c.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
-Expect    a greedy return of 500 on CartPole-v1 on all of ten seeds, in twenty seconds on one core.
+Expect    a greedy return of 500 on CartPole-v1 on all of ten seeds, in half a minute on one core.
 
 Deliberate differences from the papers:
 - not asynchronous: all environments step together, and one update learns from all of them;
@@ -21,15 +15,16 @@ Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as in theory.
 """
 
-import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
 import random
 import re
 import shlex
+import signal
 import sys
 import time
 import tomllib
@@ -42,9 +37,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-from threadpoolctl import threadpool_limits
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
@@ -52,276 +45,198 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    env_id: str = "CartPole-v1"
-    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
-    seed: int = 1
-    """Determines the run: same machine, same command, same seed, same weights."""
-    total_timesteps: int = 200_000
-    """Training budget, summed over all environments [steps]."""
-    num_envs: int = 8
-    """Environments stepped side by side."""
-    num_steps: int = 5
-    """Length of a rollout in each environment [steps]."""
-    optimizer: Literal["rmsprop_tf", "rmsprop", "adam"] = "rmsprop_tf"
-    """RMSprop as TensorFlow has it (see RMSpropTF) or as torch has it, or Adam."""
-    learning_rate: float = 2e-3
-    """The optimizer's step size, at the start."""
-    anneal_lr: bool = True
-    """Lowers the learning rate linearly to 0."""
-    anneal_steps: int | None = None
-    """Length of this linear schedule [steps]; None: total_timesteps."""
-    gamma: float = 0.98
-    """Discount factor."""
-    gae_lambda: float = 1.0
-    """GAE's lambda: 0 is the one-step TD error, 1 the n-step return to the rollout's end less V."""
-    num_microbatches: int = 1
-    """Parts of a rollout whose gradients are summed into one step: the same step in less memory."""
-    ent_coef: float = 0.0
-    """Weight of the entropy bonus."""
-    vf_coef: float = 1.0
-    """Weight of the value loss, which is half the mean squared error."""
-    max_grad_norm: float = 0.5
-    """Largest norm of the gradient of all parameters together."""
-    norm_obs: bool = False
-    """Normalises vectors by the mean and variance of earlier rollouts, and clips them to +-10."""
-    norm_reward: bool = False
-    """Divides rewards by the standard deviation of the discounted return; clips them to +-10."""
-    clip_reward: bool = False
-    """Learns from the sign of the reward, as is usual on Atari; logged returns are not clipped."""
-    bf16: bool = False
-    """Images: convolutions compute in bfloat16, which is slow on a CPU without support for it."""
-    hidden_size: int = 64
-    """Width of both hidden layers of a network for vectors."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Activation after each of those layers."""
-    log_std_init: float = 0.0
-    """Continuous actions: log of the standard deviation at the start; 0 is half the range."""
-    checkpoint_frequency: int = 100_000
-    """Steps between checkpoints, rounded up to whole rollouts. Each ends all running episodes."""
+    env_id: str = "CartPole-v1"  # Environment; `package.module:Id-v0` imports that module first.
+    seed: int = 1  # Determines the run: same machine, same command, same seed, same weights.
+    total_timesteps: int = 200_000  # Training budget, summed over all environments [steps].
+    num_envs: int = 8  # Environments stepped side by side.
+    num_steps: int = 5  # Length of a rollout in each environment [steps].
+    optimizer: Literal["rmsprop_tf", "rmsprop", "adam"] = "rmsprop_tf"  # RMSprop as in TensorFlow.
+    learning_rate: float = 2e-3  # The optimizer's step size, at the start.
+    anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
+    gamma: float = 0.98  # Discount factor.
+    gae_lambda: float = 1.0  # 0: the one-step TD error, 1: the return to the rollout's end less V.
+    num_microbatches: int = 1  # Parts of a rollout whose gradients are summed: less memory.
+    ent_coef: float = 0.0  # Weight of the entropy bonus.
+    vf_coef: float = 1.0  # Weight of the value loss, which is half the mean squared error.
+    max_grad_norm: float = 0.5  # Largest norm of the gradient of all parameters together.
+    norm_obs: bool = False  # Normalises vectors by earlier rollouts' moments, clips them to +-10.
+    norm_reward: bool = False  # Divides rewards by the deviation of returns, clips them to +-10.
+    clip_reward: bool = False  # Learns from the sign of the reward; logged returns are not clipped.
+    bf16: bool = False  # Images: convolutions in bfloat16, slow on a CPU without support for it.
+    hidden_size: int = 64  # Width of both hidden layers of a network for vectors.
+    activation: Literal["tanh", "relu"] = "tanh"  # After each of those layers.
+    log_std_init: float = 0.0  # Continuous actions: log of the deviation [half the range].
+    checkpoint_frequency: int = 100_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
         require_range(self, "total_timesteps num_envs num_steps num_microbatches", low=1)
-        require_range(self, "anneal_steps hidden_size checkpoint_frequency", low=1)
-        require_range(self, "learning_rate ent_coef vf_coef max_grad_norm", low=0)
-        require_range(self, "gamma gae_lambda", low=0, high=1)
-        if self.total_timesteps % self.num_envs or self.iteration_steps % self.num_microbatches:
-            fail("num_envs must divide total_timesteps, num_microbatches num_envs * num_steps")
+        require_range(self, "hidden_size checkpoint_frequency", low=1)
+        require_range(self, "learning_rate ent_coef vf_coef max_grad_norm")
+        require_range(self, "gamma gae_lambda", high=1)
+        if self.total_timesteps % self.num_envs:
+            fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
+        if (steps := self.iteration_steps) % (parts := self.num_microbatches):
+            fail(f"num_microbatches={parts} must divide num_envs * num_steps={steps}")
 
     @property
     def iteration_steps(self) -> int:  # of a rollout: steps between calls of run.end_iteration
         return self.num_envs * self.num_steps
 
 
-class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far; buffers, so they are saved with the weights."""
+def train(args: Args, run: "Run"):
+    agent = run.agent
+    if args.optimizer == "adam":
+        settings = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
+        optimizer = torch.optim.Adam(agent.parameters(), **settings)
+    else:
+        rmsprop = RMSpropTF if args.optimizer == "rmsprop_tf" else torch.optim.RMSprop
+        optimizer = rmsprop(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    running_returns = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
+    step = run.start(agent=agent, optimizer=optimizer)
+    while step < args.total_timesteps:
+        remaining = linear_schedule(1.0, 0.0, args.total_timesteps, step)
+        for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
+            group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
 
-    def __init__(self, shape: tuple):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.version = None
+        agent.eval()  # dropout, for example, is for learning alone
+        buffer = RolloutBuffer()
+        for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
+            buffer.add(**collect_step(agent, run, args))
+        batch, running_returns = make_batch(agent, buffer, args, running_returns)
 
-    def update(self, x):
-        """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
-        x = np.asarray(x, np.float64)
-        mean, var, count = (t.cpu().double().numpy() for t in (self.mean, self.var, self.count))
-        delta, total = x.mean(axis=0) - mean, count + len(x)
-        squares = count * var + len(x) * x.var(axis=0) + delta**2 * count * len(x) / total
-        self.mean.copy_(torch.as_tensor(mean + delta * len(x) / total))
-        self.var.copy_(torch.as_tensor(squares / total))
-        self.count += len(x)
-
-    def std(self):
-        return torch.sqrt(self.var + 1e-8)
-
-    def normalised(self, x):  # (batch, *shape), a tensor or an array
-        if torch.is_tensor(x):
-            return ((x - self.mean) / self.std()).clip(-10, 10)
-        if self.version != self.var._version:  # changed since it was last looked up
-            self.version, self.arrays = self.var._version, (self.mean.numpy(), self.std().numpy())
-        mean, std = self.arrays
-        return ((x - mean) / std).clip(-10, 10)
+        agent.train()
+        scalars = update(agent, optimizer, batch, args)
+        if agent.obs_moments is not None:  # only now: acting and learning saw the same moments
+            agent.obs_moments.update(buffer["obs"].reshape(-1, *run.obs_space.shape))
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        step = run.end_iteration(scalars)
 
 
-class Layers(nn.Sequential):
-    """nn.Sequential that takes arrays, too, for acting. NumPy then computes on the weights' memory,
-    faster than torch for a few rows; layers that are not named here are left to torch.
+def collect_step(agent, run, args):
+    """A step of every environment: what the buffer keeps of it, (num_envs, ...) each. `next_obs` is
+    what the actions led to; where that ended an episode, run.obs is the next one's beginning.
     """
-
-    def __call__(self, x):
-        if torch.is_tensor(x):
-            return super().__call__(x)
-        for layer in self._modules.values():
-            if type(layer) is nn.Linear and layer._parameters["bias"] is not None:
-                weight, bias = layer._parameters.values()
-                address = weight.data_ptr(), bias.data_ptr()
-                if layer.__dict__.get("address") != address:  # new, or moved: looked up once
-                    layer.address = address
-                    layer.arrays = weight.detach().numpy().T, bias.detach().numpy()
-                x = x @ layer.arrays[0] + layer.arrays[1]
-            elif type(layer) is nn.Tanh:
-                x = np.tanh(x)
-            elif type(layer) is nn.ReLU:
-                x = np.maximum(x, 0)
-            else:
-                x = layer(torch.as_tensor(x)).numpy(force=True)
-        return x
+    obs = run.obs
+    actions = agent.act(obs, run.rng)
+    next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
+    if args.clip_reward:
+        rewards = np.sign(rewards)
+    step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+    return step | {"terminated": terminated, "truncated": truncated}
 
 
-def initialise(layer, gain: float = math.sqrt(2)):
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+@torch.no_grad()
+def make_batch(agent, buffer, args, running_returns):
+    """The rollout as tensors, (steps * envs, ...), and the running returns for the next one."""
+
+    def flat(array):  # (steps, envs, ...) -> (steps * envs, ...)
+        return torch.as_tensor(array, device=agent.device).flatten(0, 1)
+
+    batch = {"obs": flat(buffer["obs"]), "actions": flat(buffer["actions"])}
+    batch["values"] = agent.value(agent.features(batch["obs"]))
+    final_obs = torch.as_tensor(buffer.not_acted_on("next_obs"), device=agent.device)
+    final_values = agent.value(agent.features(final_obs)).cpu().numpy()
+    values = batch["values"].cpu().numpy().reshape(-1, args.num_envs)
+    rewards, terminated, truncated = buffer["rewards"], buffer["terminated"], buffer["truncated"]
+    ended = terminated | truncated
+    if args.norm_reward:
+        sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
+        agent.return_moments.update(sums.reshape(-1))
+        rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
+    final_values, last_values = np.split(final_values, [ended.sum()])
+    next_values = successor_values(values, last_values, ended, final_values)
+    coefs = args.gamma, args.gae_lambda
+    batch["advantages"] = flat(gae(rewards, values, next_values, terminated, truncated, *coefs))
+    batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
+    return batch, running_returns
 
 
-def mlp(num_inputs: int, hidden_size: int, activation: str, num_outputs: int, gain: float):
-    make_activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
-    return Layers(
-        initialise(nn.Linear(num_inputs, hidden_size)),
-        make_activation(),
-        initialise(nn.Linear(hidden_size, hidden_size)),
-        make_activation(),
-        initialise(nn.Linear(hidden_size, num_outputs), gain),
-    )
+def update(agent, optimizer, batch, args):
+    """One gradient step, from the summed gradients of a rollout's parts. Returns scalars."""
+    batch_size = len(batch["obs"])
+    microbatch_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
+    optimizer.zero_grad()
+    scalars = {}
+    for start in range(0, batch_size, microbatch_size):
+        rows = slice(start, start + microbatch_size)
+        microbatch = {name: tensor[rows] for name, tensor in batch.items()}
+        loss, terms = a2c_loss(agent, microbatch, args)
+        share = len(microbatch["obs"]) / batch_size
+        (share * loss).backward()
+        for name, term in terms.items():
+            scalars[name] = scalars.get(name, 0.0) + share * term.detach()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
+    scalars["explained_variance"] = explained_variance(values, returns)
+    return {f"losses/{name}": value for name, value in scalars.items()}
 
 
-def nature_cnn(image_shape: tuple):
-    """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
-    layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-    for channels_in, channels_out, kernel_size, stride in sizes:
-        convolution = nn.Conv2d(channels_in, channels_out, kernel_size, stride)
-        layers += [initialise(convolution), nn.ReLU(inplace=True)]
-    layers.append(nn.Flatten())
-    num_features = nn.Sequential(*layers)(torch.zeros(1, *image_shape)).shape[1]
-    return nn.Sequential(*layers, initialise(nn.Linear(num_features, 512)), nn.ReLU(inplace=True))
+def a2c_loss(agent, microbatch, args):
+    """The loss of a part of a rollout, and its terms by name; all scalars."""
+    log_probs, entropies, values = agent.evaluate_actions(microbatch)
+    policy_loss = policy_gradient_loss(log_probs, microbatch["advantages"])
+    value_loss, entropy = squared_error_loss(values, microbatch["returns"]), entropies.mean()
+    loss = policy_loss + args.vf_coef * value_loss
+    if args.ent_coef > 0:  # else its backward pass would be for nothing
+        loss = loss - args.ent_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-class Agent(nn.Module):
-    """A stochastic policy and a state value: two networks for vectors, one of two heads for images.
-    Acting and learning both use `features`, `policy` and `value`: to change the agent, edit these.
+def policy_gradient_loss(log_probs, advantages):
+    """The mean of -log pi(a) A, section 4 of arXiv 1602.01783: (batch,), (batch,) -> scalar."""
+    assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
+    return -(log_probs * advantages).mean()
 
-    Discrete actions are categorical, continuous ones Gaussian, in half ranges: 0 is the middle
-    between a dimension's bounds, 1 the upper one; without bounds, in the environment's own units.
+
+def squared_error_loss(values, returns):
+    """Half the mean squared error: (batch,), (batch,) -> scalar."""
+    assert values.shape == returns.shape, (values.shape, returns.shape)
+    return 0.5 * F.mse_loss(values, returns)
+
+
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimates; eq. 16 of arXiv 1506.02438, cut where episodes end.
+
+    A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
+    rewards, values, next_values (of the true successors, before a reset), terminated (the task
+    ended) and truncated (a time limit cut the episode), all (steps, envs) -> A_t, (steps, envs).
     """
-
-    def __init__(self, args: Args, obs_space, action_space):
-        super().__init__()
-        self.device = torch.device("cpu")  # until Run moves it
-        self.discrete = isinstance(action_space, gym.spaces.Discrete)
-        self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
-        num_outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
-        self.make_networks(args, obs_space.shape, num_outputs)
-        if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
-            low, high = np.float32([action_space.low, action_space.high]).reshape(2, -1)
-            self.low, self.high = low, high
-            with np.errstate(all="ignore"):  # infinite bounds; some write them as the largest float
-                bounded = high - low < np.finfo(np.float32).max
-                self.middle = np.where(bounded, (low + high) / 2, np.clip(np.float32(0), low, high))
-                self.half_range = np.where(bounded, (high - low) / 2, np.float32(1))
-            # not read here, but weights.npz shall say by itself what its actions mean
-            self.register_buffer("action_low", torch.tensor(low))
-            self.register_buffer("action_high", torch.tensor(high))
-        self.obs_moments = RunningMoments(obs_space.shape) if args.norm_obs else None
-        self.return_moments = RunningMoments(()) if args.norm_reward else None
-
-    def make_networks(self, args, input_shape, num_outputs):
-        # the small gain makes the first policy nearly uniform, whatever the observation
-        if self.sees_images:
-            self.trunk = nature_cnn(input_shape)
-            self.actor = initialise(nn.Linear(512, num_outputs), 0.01)
-            self.critic = initialise(nn.Linear(512, 1), 1.0)
-        else:
-            sizes = *input_shape, args.hidden_size, args.activation
-            self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)
-
-    def features(self, obs):  # (batch, *obs_shape) -> (batch, n), what policy and value take
-        if not self.sees_images:
-            return obs if self.obs_moments is None else self.obs_moments.normalised(obs)
-        # uint8 until here; convolutions are faster with the channels last
-        obs = obs.to(torch.float32, memory_format=torch.channels_last).div_(255)
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
-            return self.trunk(obs).float()
-
-    def policy(self, features):  # (batch, n) -> logits or means (batch, actions)
-        return self.actor(features)
-
-    def value(self, features):  # (batch, n) -> (batch,)
-        return self.critic(features).squeeze(-1)
-
-    def forward(self, obs):  # (batch, *obs_shape) -> logits or means (batch, actions), for acting
-        return self.policy(self.features(obs))
-
-    def act(self, obs, rng, greedy=False):
-        """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
-        if not self.sees_images and self.device.type == "cpu":  # an array: see Layers
-            return self.sample(self.forward(obs), rng, greedy)
-        with torch.no_grad():
-            policy = self.forward(torch.as_tensor(obs, device=self.device)).cpu().numpy()
-        return self.sample(policy, rng, greedy)
-
-    def sample(self, policy, rng, greedy=False):  # what `policy` returns, an array -> actions
-        if greedy:
-            return policy.argmax(axis=1) if self.discrete else policy
-        if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
-            return (policy + rng.gumbel(size=policy.shape)).argmax(axis=1)
-        std = self.log_std.detach().exp().cpu().numpy()
-        return policy + std * rng.standard_normal(policy.shape, np.float32)
-
-    def to_env(self, action):
-        """Scales and clips `action` for the environment; log-probabilities use the unclipped."""
-        if self.discrete:
-            return action
-        return (self.middle + self.half_range * action).clip(self.low, self.high)
-
-    def evaluate_actions(self, batch):
-        """log pi(a), entropy and V of the steps in `batch`, (batch,) each."""
-        features = self.features(batch["obs"])
-        policy, actions = self.policy(features), batch["actions"]
-        if self.discrete:
-            log_probs, entropies = categorical_log_prob_and_entropy(policy, actions)
-        else:
-            log_probs, entropies = gaussian_log_prob_and_entropy(policy, self.log_std, actions)
-        return log_probs, entropies, self.value(features)
-
-    def end_rollout(self, obs):  # (steps, envs, *obs_shape)
-        # after the update, so that acting and learning saw the same statistics
-        if self.obs_moments is not None:
-            self.obs_moments.update(obs.reshape(-1, *obs.shape[2:]))
+    assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
+    next_values = np.where(terminated, 0, next_values)  # not by a product: 0 * NaN is NaN
+    deltas = rewards + gamma * next_values - values
+    decays = gamma * gae_lambda * ~(terminated | truncated)
+    advantages, advantage = np.zeros_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
+        advantage = deltas[t] + decays[t] * advantage
+        advantages[t] = advantage
+    return advantages
 
 
-class RolloutBuffer:
-    """One rollout: arrays of shape (num_steps, num_envs, ...), filled from the top by `add`."""
+def successor_values(values, last_values, ended, final_values):
+    """V of every step's true successor, (steps, envs), from V of the observations acted on.
 
-    def __init__(self, num_steps, num_envs, obs_space):
-        shape = num_steps, num_envs
-        self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
-        self.actions = None  # made like the first ones that are added
-        self.rewards = np.zeros(shape, np.float32)
-        self.terminated = np.zeros(shape, np.bool_)  # the task ended
-        self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
-        self.size, self.final_obs = 0, []  # of steps with ends: last obs, (ended, *obs_shape)
-
-    def add(self, obs, actions, rewards, terminated, truncated, successors):
-        """One step of every environment; each argument starts with the axis (num_envs,)."""
-        t, ended = self.size, terminated | truncated
-        assert rewards.shape == ended.shape == self.rewards.shape[1:], (rewards.shape, ended.shape)
-        assert obs.shape == successors.shape == self.obs.shape[1:], (obs.shape, successors.shape)
-        if self.actions is None:
-            self.actions = np.zeros((*self.rewards.shape, *actions.shape[1:]), actions.dtype)
-        assert actions.shape == self.actions.shape[1:], actions.shape
-        self.obs[t], self.actions[t], self.rewards[t] = obs, actions, rewards
-        self.terminated[t], self.truncated[t] = terminated, truncated
-        if ended.any():
-            self.final_obs.append(successors[ended])
-        self.last_successors = successors
-        self.size += 1
+    values, ended (steps, envs): V(s_t), whether the episode ended; last_values (envs,): V of the
+    last successors; final_values (ended.sum(),): V of episodes' last observations, by step and env.
+    """
+    assert values.shape == ended.shape, (values.shape, ended.shape)
+    assert final_values.shape == (ended.sum(),), (final_values.shape, ended.sum())
+    result = np.concatenate([values[1:], last_values[None]])
+    result[ended] = final_values  # the mask goes by step, then env, as they do
+    return result
 
 
-def linear_schedule(start: float, end: float, duration: int, step: int) -> float:
-    """From `start` at step 0 on a straight line to `end` at step `duration`, constant after it."""
-    return start + (end - start) * min(step / duration, 1.0)
+def discounted_returns(rewards, ended, gamma, running):
+    """sum_k gamma^k r_{t-k} since the episode began, whose deviation scales rewards, and `running`
+    for the next call, 0 after an end. rewards, ended (steps, envs); running (envs,).
+    """
+    sums = np.zeros(rewards.shape)
+    for t in range(len(rewards)):
+        sums[t] = gamma * running + rewards[t]
+        running = sums[t] * ~ended[t]
+    return sums, running
 
 
 def categorical_log_prob_and_entropy(logits, action):
@@ -343,63 +258,14 @@ def gaussian_log_prob_and_entropy(mean, log_std, action):
     return log_prob, entropy.expand(len(mean))
 
 
-def successor_values(values, last_values, ended, final_values):
-    """V of every step's true successor, (steps, envs), from V of the observations acted on.
-
-    values, ended (steps, envs): V(s_t), whether the episode ended; last_values (envs,): V of the
-    last successors; final_values (ended.sum(),): V of episodes' last observations, by step and env.
-    """
-    assert values.shape == ended.shape, (values.shape, ended.shape)
-    assert final_values.shape == (ended.sum(),), (final_values.shape, ended.sum())
-    result = np.concatenate([values[1:], last_values[None]])
-    result[ended] = final_values  # the mask goes by step, then env, as they do
-    return result
-
-
-def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimates; eq. 16 of arXiv 1506.02438, cut where episodes end.
-
-    A_t = delta_t + gamma lambda A_{t+1}, without A_{t+1} where the episode ended, and
-    delta_t = r_t + gamma V(s_{t+1}) - V(s_t), without V(s_{t+1}) only where the task ended.
-    rewards, values, next_values (of the true successors, before a reset), terminated (the task
-    ended) and truncated (a time limit cut the episode), all (steps, envs) -> A_t, (steps, envs).
-    """
-    assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
-    deltas = rewards + gamma * next_values * ~terminated - values
-    decays = gamma * gae_lambda * ~(terminated | truncated)
-    advantages, running = np.zeros_like(deltas), 0.0
-    for t in reversed(range(len(deltas))):
-        running = deltas[t] + decays[t] * running
-        advantages[t] = running
-    return advantages
-
-
-def discounted_returns(rewards, ended, gamma, running):
-    """sum_k gamma^k r_{t-k} since the episode began, whose deviation scales rewards, and `running`
-    for the next call, 0 after an end. rewards, ended (steps, envs); running (envs,).
-    """
-    sums = np.zeros(rewards.shape)
-    for t in range(len(rewards)):
-        sums[t] = gamma * running + rewards[t]
-        running = sums[t] * ~ended[t]
-    return sums, running
-
-
 def explained_variance(values, returns) -> float:
     """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one."""
     return float(1 - np.var(returns - values) / max(np.var(returns), 1e-8))
 
 
-def policy_gradient_loss(log_probs, advantages):
-    """The mean of -log pi(a) A, section 4 of arXiv 1602.01783: (batch,), (batch,) -> scalar."""
-    assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
-    return -(log_probs * advantages).mean()
-
-
-def squared_error_loss(values, returns):
-    """Half the mean squared error: (batch,), (batch,) -> scalar."""
-    assert values.shape == returns.shape, (values.shape, returns.shape)
-    return 0.5 * F.mse_loss(values, returns)
+def linear_schedule(start: float, end: float, duration: int, step: int) -> float:
+    """From `start` at step 0 on a straight line to `end` at step `duration`, constant after it."""
+    return start + (end - start) * min(step / duration, 1.0)
 
 
 class RMSpropTF(torch.optim.Optimizer):
@@ -420,69 +286,127 @@ class RMSpropTF(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
+                if p.grad is None:  # of a layer that the loss did not use
+                    continue
                 square_avg, grad = self.state[p]["square_avg"], p.grad
                 square_avg.mul_(group["alpha"]).addcmul_(grad, grad, value=1 - group["alpha"])
                 p.addcdiv_(grad, (square_avg + group["eps"]).sqrt_(), value=-group["lr"])
 
 
-@torch.no_grad()
-def rollout_batch(agent, buffer, args, running):
-    """The rollout as tensors, (steps * envs, ...), and the running returns for the next one."""
-    n = buffer.size  # less than num_steps in a last rollout that is cut short
-    rewards, terminated, truncated = buffer.rewards[:n], buffer.terminated[:n], buffer.truncated[:n]
-    ended = terminated | truncated
-    if args.norm_reward:
-        sums, running = discounted_returns(rewards, ended, args.gamma, running)
-        agent.return_moments.update(sums.reshape(-1))
-        rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    batch = {"obs": buffer.obs[:n], "actions": buffer.actions[:n]}
-    batch = {k: torch.as_tensor(x, device=agent.device).flatten(0, 1) for k, x in batch.items()}
-    batch["values"] = agent.value(agent.features(batch["obs"]))
-    # in one pass the values that these lack: of episodes' last observations, last successors
-    others = torch.as_tensor(np.concatenate([*buffer.final_obs, buffer.last_successors]))
-    others = agent.value(agent.features(others.to(agent.device))).cpu().numpy()
-    final_values, last_values = np.split(others, [-len(buffer.last_successors)])
-    values = batch["values"].cpu().numpy().reshape(n, -1)
-    next_values = successor_values(values, last_values, ended, final_values)
-    coefs = args.gamma, args.gae_lambda
-    advantages = gae(rewards, values, next_values, terminated, truncated, *coefs)
-    batch["advantages"] = torch.as_tensor(advantages, device=agent.device).flatten()
-    batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
-    return batch, running
+class RolloutBuffer:
+    """One rollout: `add` takes a step of every environment, buffer[name] is (steps, envs, ...)."""
+
+    def __init__(self):
+        self.steps = []
+
+    def add(self, **step):  # by name an array (num_envs, ...), which nobody writes to later
+        assert len({len(array) for array in step.values()}) == 1, step
+        self.steps.append(step)
+
+    def __getitem__(self, name):
+        return np.stack([step[name] for step in self.steps])
+
+    def not_acted_on(self, name):
+        """Rows that no later step repeats: of next_obs, where an episode ended, by step and
+        environment, then after the last step. (ended.sum() + envs, ...).
+        """
+        rows = [step[name][step["terminated"] | step["truncated"]] for step in self.steps]
+        return np.concatenate([*rows, self.steps[-1][name]])
 
 
-def a2c_loss(agent, micro, args):
-    """The loss of a part of a rollout, and its parts by name; all scalars."""
-    log_probs, entropies, values = agent.evaluate_actions(micro)
-    pi_loss = policy_gradient_loss(log_probs, micro["advantages"])
-    v_loss, entropy = squared_error_loss(values, micro["returns"]), entropies.mean()
-    loss = pi_loss + args.vf_coef * v_loss
-    if args.ent_coef > 0:  # else its backward pass would be for nothing
-        loss = loss - args.ent_coef * entropy
-    return loss, {"policy_loss": pi_loss, "value_loss": v_loss, "entropy": entropy}
+class Agent(nn.Module):
+    """A stochastic policy and a state value: two networks for vectors, one of two heads for images.
+    Acting and learning both use `features`, `policy` and `value`: to change the agent, edit these.
 
+    Discrete actions are categorical, continuous ones Gaussian, in half ranges: 0 is the middle
+    between a dimension's bounds, 1 the upper one; without bounds, in the environment's own units.
+    """
 
-def update(agent, optimizer, batch, args, loss_of=a2c_loss):
-    """One gradient step, from the summed gradients of a rollout's parts. Returns losses by name."""
-    batch_size = len(batch["obs"])
-    micro_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
-    optimizer.zero_grad()
-    losses = {}
-    for start in range(0, batch_size, micro_size):
-        micro = {name: tensor[start : start + micro_size] for name, tensor in batch.items()}
-        loss, parts = loss_of(agent, micro, args)
-        share = len(micro["obs"]) / batch_size
-        (share * loss).backward()
-        losses = {k: losses.get(k, 0) + share * x.detach() for k, x in parts.items()}
-    clip_gradient(optimizer, args.max_grad_norm)
-    optimizer.step()
-    return losses
+    def __init__(self, args: Args, obs_space, action_space):
+        super().__init__()
+        self.device = torch.device("cpu")  # until Run moves it
+        self.discrete = isinstance(action_space, gym.spaces.Discrete)
+        self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
+        self.pixel_max = float(obs_space.high.max())  # 255, but 1 where pixels are on or off
+        num_outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
+        self.make_networks(args, obs_space.shape, num_outputs)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
+            low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
+            with np.errstate(all="ignore"):  # infinite bounds; some write them as the largest float
+                bounded = high - low < np.finfo(np.float32).max
+                self.middle = np.where(bounded, (low + high) / 2, np.clip(0, low, high))
+                self.half_range = np.where(bounded, (high - low) / 2, 1)
+            self.low, self.high = low, high
+        self.obs_moments = RunningMoments(obs_space.shape) if args.norm_obs else None
+        self.return_moments = RunningMoments(()) if args.norm_reward else None
+
+    def make_networks(self, args, input_shape, num_outputs):
+        # the small gain makes the first policy nearly uniform, whatever the observation
+        if self.sees_images:
+            self.trunk = nature_cnn(input_shape)
+            self.actor = initialise(nn.Linear(512, num_outputs), 0.01)
+            self.critic = initialise(nn.Linear(512, 1), 1.0)
+        else:
+            sizes = *input_shape, args.hidden_size, args.activation
+            self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)
+
+    def features(self, obs):  # (batch, *obs_shape) -> (batch, n), what policy and value take
+        if not self.sees_images:
+            return obs if self.obs_moments is None else self.obs_moments.normalised(obs)
+        # uint8 until here; convolutions are faster with the channels last
+        obs = obs.to(torch.float32, memory_format=torch.channels_last) / self.pixel_max
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.trunk(obs).float()
+
+    def policy(self, features):  # (batch, n) -> logits or means (batch, actions)
+        return self.actor(features)
+
+    def value(self, features):  # (batch, n) -> (batch,)
+        return self.critic(features).squeeze(-1)
+
+    def forward(self, obs):  # (batch, *obs_shape) -> logits or means (batch, actions), for acting
+        return self.policy(self.features(obs))
+
+    @torch.no_grad()
+    def act(self, obs, rng, greedy=False):
+        """(num_envs, *obs_shape) -> (num_envs,) or (num_envs, action_dim), sampled or likeliest."""
+        outputs = self(torch.as_tensor(obs, device=self.device))
+        return self.sample(outputs, rng, greedy).cpu().numpy()
+
+    def sample(self, outputs, rng, greedy=False):  # of `policy` -> actions
+        if greedy:
+            return outputs.argmax(dim=1) if self.discrete else outputs
+        noise = (rng.gumbel if self.discrete else rng.standard_normal)(size=outputs.shape)
+        noise = torch.as_tensor(noise, dtype=torch.float32, device=outputs.device)
+        if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
+            return (outputs + noise).argmax(dim=1)
+        return outputs + self.log_std.exp() * noise
+
+    def log_prob_and_entropy(self, outputs, actions):  # of `policy`, actions -> (batch,), (batch,)
+        if self.discrete:
+            return categorical_log_prob_and_entropy(outputs, actions)
+        return gaussian_log_prob_and_entropy(outputs, self.log_std, actions)
+
+    def evaluate_actions(self, batch):
+        """log pi(a), entropy and V of the steps in `batch`, (batch,) each."""
+        features = self.features(batch["obs"])
+        scores = self.log_prob_and_entropy(self.policy(features), batch["actions"])
+        return *scores, self.value(features)
+
+    def to_env(self, actions):
+        """Scales and clips `actions` for the environment; log-probabilities use the unclipped."""
+        if self.discrete:
+            return actions
+        return (self.middle + self.half_range * actions).clip(self.low, self.high)
 
 
 def make_agent(args, obs_space, action_space, agent_class=Agent):
     real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
     if not real and not isinstance(action_space, gym.spaces.Discrete):
-        fail(f"a2c takes Discrete and real-valued Box action spaces, not {action_space}")
+        fail(f"actions must be Discrete or a Box of real numbers, not {action_space}")
+    if args.bf16 and len(obs_space.shape) != 3:
+        fail(f"bf16 is for images, not for {obs_space}")
     return agent_class(args, obs_space, action_space)
 
 
@@ -491,82 +415,88 @@ def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it
     return lambda obs: agent.to_env(agent.act(obs, rng, greedy))
 
 
-def train(args: Args, run: "Run", loss_of=a2c_loss):
-    agent = run.agent
-    kinds = {"rmsprop_tf": RMSpropTF, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
-    settings = {"fused": True} if args.optimizer == "adam" else {"alpha": 0.99}
-    rate, duration = args.learning_rate, args.anneal_steps or args.total_timesteps
-    optimizer = kinds[args.optimizer]([Vector(agent)], lr=rate, eps=1e-5, **settings)
-    running_returns, losses = np.zeros(args.num_envs), []  # a checkpoint ends both
-    step, obs = run.start(agent=agent, optimizer=optimizer)
-    agent.forward = run.recorded(agent.forward)  # on a GPU, replays as a CUDA graph
-    while step < args.total_timesteps:
-        learning_rate = linear_schedule(rate, 0.0 if args.anneal_lr else rate, duration, step)
-        optimizer.param_groups[0]["lr"] = learning_rate
-        buffer = RolloutBuffer(args.num_steps, args.num_envs, run.obs_space)
-        for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
-            actions = agent.act(obs, run.rng)
-            # next_obs is acted on next: after an episode's end, the new one's first. successors are
-            # what the actions led to: after an episode's end, its true last observation
-            next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
-            if args.clip_reward:
-                rewards = np.sign(rewards)
-            buffer.add(obs, actions, rewards, terminated, truncated, successors)
-            obs = next_obs
+def mlp(num_inputs: int, hidden_size: int, activation: str, num_outputs: int, gain: float):
+    make_activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
+    return nn.Sequential(
+        initialise(nn.Linear(num_inputs, hidden_size)),
+        make_activation(),
+        initialise(nn.Linear(hidden_size, hidden_size)),
+        make_activation(),
+        initialise(nn.Linear(hidden_size, num_outputs), gain),
+    )
 
-        batch, running_returns = rollout_batch(agent, buffer, args, running_returns)
-        losses.append(update(agent, optimizer, batch, args, loss_of))
-        agent.end_rollout(buffer.obs[: buffer.size])
-        scalars = {"charts/learning_rate": learning_rate}
-        if run.logs_now():  # means of all updates since the last time
-            for k in losses[0]:
-                scalars[f"losses/{k}"] = torch.stack([x[k] for x in losses]).mean().item()
-            values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
-            scalars["losses/explained_variance"] = explained_variance(values, returns)
-            losses.clear()
-        step = run.end_iteration(scalars)
+
+def nature_cnn(image_shape: tuple):
+    """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
+    if min(image_shape[1:]) < 36:
+        fail(f"images of {image_shape} are too small for three convolutions: at least 36 x 36")
+    layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    for channels_in, channels_out, kernel_size, stride in sizes:
+        convolution = nn.Conv2d(channels_in, channels_out, kernel_size, stride)
+        layers += [initialise(convolution), nn.ReLU(inplace=True)]
+    layers.append(nn.Flatten())
+    num_features = nn.Sequential(*layers)(torch.zeros(1, *image_shape)).shape[1]
+    return nn.Sequential(*layers, initialise(nn.Linear(num_features, 512)), nn.ReLU(inplace=True))
+
+
+def initialise(layer, gain: float = math.sqrt(2)):
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far; buffers, so they are saved with the weights."""
+
+    def __init__(self, shape: tuple):
+        super().__init__()
+        # float64: over millions of samples float32 drifts
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def update(self, x):
+        """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
+        x, n = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device), len(x)
+        delta, total = x.mean(dim=0) - self.mean, self.count + n
+        squares = self.count * self.var + n * x.var(dim=0, correction=0)
+        self.var.copy_((squares + delta**2 * self.count * n / total) / total)
+        self.mean += delta * n / total
+        self.count += n
+
+    def std(self):
+        return torch.sqrt(self.var + 1e-8)
+
+    def normalised(self, x):  # (batch, *shape)
+        return ((x - self.mean) / self.std()).clip(-10, 10).float()
 
 
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given. The algorithm uses fail, require_range, Vector, clip_gradient
-# and run's agent, rng, device, obs_space, start, recorded, step, infos, logs_now and end_iteration.
+# It uses Args and what main is given. The algorithm uses fail, require_range and run's agent, rng,
+# device, obs_space, obs, infos, start, step, log and end_iteration.
 
 
 @dataclass
 class RunArgs(Args):
     """The arguments of every script, whatever its algorithm."""
 
-    config: str | None = None
-    """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
-    resume: str | None = None
-    """Continues the run in this folder exactly: from its last checkpoint, at first from step 0."""
-    evaluate: str | None = None
-    """Plays episodes with the trained agent of this run folder, and trains nothing."""
-    exp_name: str = ""
-    """Names the run: its folder begins with it."""
-    eval_episodes: int = 10
-    """Episodes of an evaluation, one in each of as many environments."""
-    eval_frequency: int = 0
-    """Steps between evaluations during training; 0: only at the end."""
-    log_frequency: int = 500
-    """Steps between points of the curves; returns are the mean since the last one."""
-    capture_video: bool = False
-    """Films an episode of each evaluation, into the run folder."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
-    sticky_actions: float = 0.0
-    """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
-    init_weights: str | None = None
-    """Starts from the weights in this .npz file, matched by name."""
-    save_init: str | None = None
-    """Writes the weights that training starts from to this .npz file."""
-    device: str = "auto"
-    """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
-    torch_threads: int = 0
-    """CPU threads of torch and NumPy; 0: all for images, one for vectors."""
-    runs_dir: str = "runs"
-    """Where run folders are made."""
+    config: str | None = None  # FILE.toml or FILE.toml:TABLE; `acrobot`: benchmarks/acrobot.toml.
+    resume: str | None = None  # Continues the run in this folder exactly, from its last checkpoint.
+    evaluate: str | None = None  # Plays with the trained agent of this run folder, trains nothing.
+    exp_name: str = ""  # Names the run: its folder begins with it.
+    env_kwargs: str = "{}"  # Arguments of the environment, as JSON: '{"gravity": -5.0}'.
+    async_envs: bool = False  # Steps each environment in a process of its own: for slow ones.
+    eval_episodes: int = 10  # Episodes of an evaluation, one in each of as many environments.
+    eval_frequency: int = 0  # Steps between evaluations during training; 0: only at the end.
+    log_frequency: int = 500  # Steps between points of the curves, each the mean since the last.
+    capture_video: bool = False  # Films an episode of each evaluation, into the run folder.
+    episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
+    sticky_actions: float = 0.0  # Atari: probability that the game repeats the last action.
+    init_weights: str | None = None  # Starts from the weights in this .npz file, matched by name.
+    device: str = "auto"  # cpu, cuda, mps; auto: CUDA for images if there is any, else the CPU.
+    torch_threads: int = 0  # CPU threads of torch; 0: all for images, one for vectors.
+    runs_dir: str = "runs"  # Where run folders are made.
 
 
 def fail(text):
@@ -575,7 +505,7 @@ def fail(text):
     sys.exit(2)
 
 
-def require_range(args, names: str, low, high=math.inf):
+def require_range(args, names: str, low=0, high=math.inf):
     for name in names.split():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
@@ -584,54 +514,48 @@ def require_range(args, names: str, low, high=math.inf):
 
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
-    about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
-    args = tyro.cli(args_class, args=argv, description=about)
-    saved, folder = {}, args.evaluate if args.resume is None else args.resume
-    try:
-        if args.config is not None:
-            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
-            path, suffix, table = re.fullmatch(pattern, args.config).groups()
-            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
-            saved = tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
-        elif folder is not None:
-            about = json.loads(Path(folder, "args.json").read_text("utf-8"))
-            saved = about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
+    description = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
+    args = tyro.cli(args_class, args=argv, description=description)
     if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if args.resume and Path(folder, "result.json").exists():
-        fail(f"{folder} is finished")
+    if args.resume and Path(args.resume, "result.json").exists():
+        fail(f"{args.resume} is finished")
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
-    for field, value in saved.items():
+    for field, value in saved_settings(name, args).items():
         if isinstance(value, bool):
             flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
         elif value is not None:
-            flags.append(f"--{field}={value}")
+            flags.append(f"--{field}={json.dumps(value) if isinstance(value, dict) else value}")
     args = tyro.cli(args_class, args=flags + argv)
     args.check()
     require_range(args, "eval_episodes log_frequency", low=1)
-    require_range(args, "seed eval_frequency torch_threads", low=0)
+    require_range(args, "seed eval_frequency torch_threads")
+    require_range(args, "sticky_actions", high=1)
+    if args.env_id.startswith("ALE/"):
+        if args.async_envs:
+            fail("async_envs is not for Atari, whose games step side by side in any case")
+    elif args.episodic_life or args.sticky_actions:
+        fail(f"episodic_life and sticky_actions are for Atari's ALE/..., not for {args.env_id}")
     return args
 
 
-def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
-    """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+def saved_settings(name: str, args: RunArgs) -> dict:
+    """What --config, --resume or --evaluate name; nothing without them."""
+    folder = args.evaluate if args.resume is None else args.resume
     try:
-        if not args.env_id.startswith("ALE/"):
-            make = [lambda: make_env(args.env_id, **keywords)] * num_envs
-            return SyncEnvs(make, **same_step)
-        importlib.import_module("ale_py")
-        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
-        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
-        settings |= {"life_loss_info": args.episodic_life and training}
-        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
-        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
-    except (gym.error.Error, ImportError) as error:
-        fail(f"environment {args.env_id}: {error}")
+        if args.config is not None:
+            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
+            path, suffix, table = re.fullmatch(pattern, args.config).groups()
+            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
+            return tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
+        if folder is None:
+            return {}
+        about = json.loads(Path(folder, "args.json").read_text("utf-8"))
+        return about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
 
 
 def make_env(env_id: str, **keywords):
@@ -643,62 +567,128 @@ def make_env(env_id: str, **keywords):
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
         mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
     env = gym.make(env_id, **keywords)
-    space = env.observation_space
-    if space.dtype == np.uint8 and len(space.shape) == 3:
-        if space.shape[2] < space.shape[0]:  # channels last
-            space = gym.spaces.Box(0, 255, (space.shape[2], *space.shape[:2]), np.uint8)
-            env = gym.wrappers.TransformObservation(env, lambda x: np.moveaxis(x, 2, 0), space)
-    elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
-    space = env.observation_space
-    if not isinstance(space, gym.spaces.Box):
-        fail(f"environment {env_id}: its observations have no fixed size: {space}")
-    if len(space.shape) == 1 and space.dtype != np.float32:
-        space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
-        env = gym.wrappers.TransformObservation(env, np.float32, space)
-    if isinstance(actions := env.action_space, gym.spaces.Discrete) and actions.start != 0:
-        from_0 = gym.spaces.Discrete(actions.n)
-        env = gym.wrappers.TransformAction(env, lambda action: action + actions.start, from_0)
-    return env
+    space, convert = env.observation_space, np.asarray
+    if space.dtype == np.uint8 and len(space.shape) > 1:
+        shape = channels_first(np.zeros(space.shape, np.uint8)).shape
+        space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
+        convert = channels_first
+    else:
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+        if not isinstance(env.observation_space, gym.spaces.Box):
+            fail(f"environment {env_id}: its observations have no fixed size: {space}")
+        space = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    if 0 in space.shape:
+        fail(f"environment {env_id}: its observations are empty: {env.observation_space}")
+    # a copy, since some environments write each observation into the same array
+    copied = lambda obs: np.array(convert(obs), space.dtype)  # noqa: E731
+    return gym.wrappers.TransformObservation(env, copied, space)
 
 
-class SyncEnvs(gym.vector.SyncVectorEnv):
-    """Like gymnasium's, but merges no infos: half the time on CartPole. final_obs: {env: obs}."""
+def channels_first(image):
+    """Grey (h, w), colour (h, w, c) or a stack (n, h, w, c) of them to (channels, h, w)."""
+    image = np.asarray(image)
+    if image.ndim > 2 and image.shape[-1] < min(image.shape[-3:-1]):  # channels last
+        image = np.moveaxis(image, -1, -3)
+    return image.reshape(-1, *image.shape[-2:])
 
-    def step(self, actions):
-        rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        for i, env in enumerate(self.envs):
-            obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
-            if terminated[i] or truncated[i]:
-                final_obs[i] = np.array(obs)  # a copy: the reset may write over it
-                obs, _ = env.reset()
-            rows.append(obs)
-            infos.append(info)
-        obs = np.array(rows, self.observation_space.dtype)
-        return obs, rewards, terminated, truncated, final_obs, infos
+
+def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make_env, **keywords):
+    """A gym.vector.VectorEnv under same-step autoreset, of which Run uses this:
+
+    reset(seed=[...]) -> obs, infos
+    step(actions) -> obs, rewards, terminated, truncated, infos
+    num_envs, single_observation_space (float32 vectors or uint8 images, channels first),
+    single_action_space, close(), and for films envs[0].render().
+    Where infos["_final_obs"], (num_envs,), is true, an episode ended and the next one began, with
+    obs; infos["final_obs"] has the last one's observation there. All arrays are new at each step.
+    """
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    try:
+        env_kwargs = json.loads(args.env_kwargs)
+        if not isinstance(env_kwargs, dict):
+            fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+        keywords |= env_kwargs
+        if not args.env_id.startswith("ALE/"):
+            if args.async_envs and training:
+                make = [lambda: InProcess(make_env(args.env_id, **keywords))] * num_envs
+                return AsyncEnvs(make, **same_step)
+            return SyncEnvs([lambda: make_env(args.env_id, **keywords)] * num_envs, **same_step)
+        importlib.import_module("ale_py")
+        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
+        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
+        settings |= {"life_loss_info": args.episodic_life and training, **env_kwargs}
+        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
+        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
+    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
+        fail(f"environment {args.env_id}: {error}")
+    except TypeError as error:
+        if not keywords:
+            raise
+        fail(f"environment {args.env_id} with {keywords}: {error}")
+
+
+class SeparateInfos(gym.vector.VectorEnv):
+    """infos[i] is what environment i says. gymnasium would merge them, which not all allow."""
+
+    def _add_info(self, infos, info, i):
+        infos.setdefault(i, {}).update(info)
+        if "final_obs" in info:
+            infos.setdefault("final_obs", {})[i] = info["final_obs"]
+            infos.setdefault("_final_obs", np.zeros(self.num_envs, np.bool_))[i] = True
+        return infos
+
+
+class SyncEnvs(SeparateInfos, gym.vector.SyncVectorEnv):
+    """Environments that are stepped one after the other."""
+
+
+class AsyncEnvs(SeparateInfos, gym.vector.AsyncVectorEnv):
+    """The same numbers, from processes that step side by side."""
+
+
+class InProcess(gym.Wrapper):
+    """An environment in a process of its own, for AsyncEnvs."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+            random.seed(seed)  # for an environment without a generator of its own
+            np.random.seed(seed)
+        return self.env.reset(seed=seed, options=options)
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """The same for Atari. ale_py sets `terminated` at a lost life, too, though the game goes on."""
+    """Games of ale_py. It sets `terminated` at a lost life, too, though the game goes on."""
 
     frames = 0  # (num_envs,): of each game so far
 
+    def reset(self, *, seed, options=None):
+        return self.env.reset(seed=np.int32(seed))
+
     def step(self, actions):
-        obs, rewards, terminated, truncated, info = self.env.step(actions)
-        over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
-        self.frames = info["episode_frame_number"]
-        final_obs = {i: info["final_obs"][i] for i in np.flatnonzero(over)}
-        return obs, rewards, terminated, truncated, final_obs, info
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        frames, self.frames = self.frames, infos["episode_frame_number"]
+        over = (terminated | truncated) & (self.frames < frames)
+        return obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
 
 
 def reset(envs, *entropy: int):
-    """Resets with independent seeds that follow from `entropy`; returns the first observations."""
+    """Resets with independent seeds that follow from `entropy`; returns observations and infos."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
-    return envs.reset(seed=seeds if isinstance(envs, SyncEnvs) else np.int32(seeds))[0]
+    return envs.reset(seed=seeds)
+
+
+def as_declared(actions, space):
+    """Actions (n, ...), Discrete ones from 0, with the start, shape and dtype that `space` has."""
+    if isinstance(space, gym.spaces.Tuple):  # a column for each
+        return tuple(as_declared(actions[:, i], part) for i, part in enumerate(space))
+    actions = actions.reshape(len(actions), *space.shape) + getattr(space, "start", 0)
+    actions = actions.astype(space.dtype)
+    return actions.clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else actions
 
 
 def write_file(path: Path, write):
@@ -711,27 +701,24 @@ def write_file(path: Path, write):
     os.replace(temporary, path)
 
 
-def to_arrays(agent) -> dict:  # parameters, and the buffers that acting needs
-    return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
-
-
-def run_hash(agent) -> str:
-    """SHA-256 over the names and arrays of weights.npz."""
-    digest = hashlib.sha256()
-    for name, array in sorted(to_arrays(agent).items()):
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name, self.args, self.step_count = name, args, 0
         self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
-        self.envs = make_envs(args, args.num_envs)
+        if args.capture_video:  # now, rather than after hours of training
+            envs = make_envs(args, args.eval_episodes, training=False, render_mode="rgb_array")
+            try:
+                frame = self.frame(envs, reset(envs, args.seed)[0])
+                assert np.ndim(frame) > 1, frame
+            except Exception as error:
+                fail(f"capture_video: {args.env_id} gives no picture: {error!r}")
+            envs.close()
+        num_envs = args.eval_episodes if args.evaluate else args.num_envs
+        self.envs = make_envs(args, num_envs, training=not args.evaluate)
         self.obs_space = self.envs.single_observation_space
+        action_space = self.envs.single_action_space
         images = len(self.obs_space.shape) == 3
         if args.device == "auto":
             args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
@@ -741,34 +728,47 @@ class Run:
             fail(f"--device {args.device}: {error}")
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
-        threadpool_limits(args.torch_threads, user_api="blas")  # those of NumPy
         torch.backends.cudnn.deterministic = True
         torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
-        agent = make_agent(args, self.obs_space, self.envs.single_action_space)
+        agent = make_agent(args, self.obs_space, action_space)
         self.agent, agent.device = agent.to(self.device), self.device
+        self.bounds = {}  # in weights.npz, so that it says by itself what its actions mean
+        if isinstance(action_space, gym.spaces.Box):
+            self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
         path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
         if path is not None and not args.resume:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
-                    agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
+                    names = set(arrays) - set(self.bounds)
+                    agent.load_state_dict({k: torch.as_tensor(arrays[k]) for k in names})
             except (OSError, ValueError, RuntimeError) as error:
                 fail(f"{path}: {error}")
-        if args.save_init and not (args.resume or args.evaluate):
-            np.savez(args.save_init, **to_arrays(agent))
-        # a boundary always ends an iteration, so that no half-filled rollout must be saved
+        # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
-        self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
+        self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns, self.lengths = np.zeros((2, args.num_envs))
         self.finished = []  # (return, length) of the episodes since the last point of the curves
-        new = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
-        parent = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), name)
-        self.folder = Path(args.resume or args.evaluate or parent / new)
-        self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
+        self.scalars = {}  # name: sum and number of values since then
+        self.folder = Path(args.resume or args.evaluate or self.make_folder())
 
-    def start(self, **parts):
-        """Begins or resumes; checkpoints keep `parts`. Returns the step and first observations."""
+    def make_folder(self) -> Path:
+        """A new folder, numbered where runs of one seed start in the same second."""
+        args = self.args
+        name = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
+        folder = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), self.name, name)
+        for number in itertools.count(2):
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:
+                folder = folder.with_name(f"{name}-{number}")
+            except OSError as error:
+                fail(error)
+
+    def start(self, **parts) -> int:
+        """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -782,65 +782,91 @@ class Run:
         purge_step = self.step_count + 1 if args.resume else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not args.resume:
-            settings, files = asdict(args), {__file__, sys.modules[type(args).__module__].__file__}
-            plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
-            self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
-            command = shlex.join(["python", *sys.argv])
-            about = {"algo": self.name, "args": settings, "command": command}
-            about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
-            code = b"".join(Path(file).read_bytes() for file in sorted(files))  # a variant has two
-            about["versions"]["script"] = hashlib.sha256(code).hexdigest()
-            (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
+            self.describe()
             self.save()
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
-        self.bar = tqdm(total=args.total_timesteps, initial=step, unit=" steps", leave=False)
-        return step, reset(self.envs, args.seed, step)
+        seconds = 0.1 if sys.stderr.isatty() else 30  # between lines, in a file
+        progress = {"total": args.total_timesteps, "initial": step, "unit": " steps"}
+        self.bar = tqdm(**progress, leave=False, mininterval=seconds)
+        self.obs, self.infos = reset(self.envs, args.seed, step)
+        return step
+
+    def describe(self):
+        """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
+        settings = asdict(self.args)
+        plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
+        self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
+        files = {__file__, sys.modules[type(self.args).__module__].__file__}  # a variant has two
+        code = b"".join(Path(file).read_bytes() for file in sorted(files))
+        versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
+        about = {"algo": self.name, "args": settings, "command": shlex.join(["python", *sys.argv])}
+        about["versions"] = versions | {"script": hashlib.sha256(code).hexdigest()}
+        text = json.dumps(about, indent=2) + "\n"
+        write_file(self.folder / "args.json", lambda file: file.write(text.encode()))
 
     def step(self, actions):
-        """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
+        """Steps every environment. Returns next_obs, rewards, terminated, truncated, one row each.
 
-        Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
-        next_obs is the next episode's first observation, successors has the true last one.
+        `obs` then is what to act on: next_obs, but after an end the new episode's first. infos[i]
+        is what environment i said; after an end that is of the reset, and in "final_info" the rest.
         """
-        actions = actions.reshape(self.envs.action_space.shape)
-        next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
-        successors = next_obs.copy() if final_obs else next_obs
-        self.step_count += self.args.num_envs
+        args, actions = self.args, as_declared(actions, self.envs.single_action_space)
+        self.obs, rewards, terminated, truncated, self.infos = self.envs.step(actions)
+        next_obs = self.obs
+        self.step_count += args.num_envs
+        if not np.isfinite(rewards).all():
+            raise FloatingPointError(f"reward not finite at step {self.step_count}: {rewards}")
         self.returns += rewards
         self.lengths += 1
-        for i, obs in final_obs.items():
-            successors[i] = obs
-            self.finished.append((self.returns[i], self.lengths[i]))
-            self.returns[i] = self.lengths[i] = 0
-        if self.step_count % self.period == 0:
+        if "final_obs" in self.infos:
+            next_obs = self.obs.copy()
+            for i in np.flatnonzero(self.infos["_final_obs"]):
+                next_obs[i] = self.infos["final_obs"][i]
+                self.finished.append((self.returns[i], self.lengths[i]))
+                self.returns[i] = self.lengths[i] = 0
+        if self.step_count % self.checkpoint_steps == 0:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = self.make_envs(self.args, self.args.num_envs)
-            next_obs = reset(self.envs, self.args.seed, self.step_count)
+            self.envs = self.make_envs(args, args.num_envs)
+            self.obs, infos = reset(self.envs, args.seed, self.step_count)
+            self.infos = {**infos, "final_info": self.infos}
             self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
-        return next_obs, rewards.astype(np.float32), terminated, truncated, successors
+        return next_obs, rewards.astype(np.float32), terminated, truncated
+
+    def log(self, scalars: dict):
+        """Numbers or tensors for the means of the next point of the curves. Of losses all must be
+        finite; others may be NaN, as a success rate without an episode, and are left out.
+        """
+        for name, value in scalars.items():
+            if torch.is_tensor(value) or name.startswith("losses/") or math.isfinite(value):
+                total, count = self.scalars.get(name, (0.0, 0))
+                self.scalars[name] = total + value, count + 1
 
     def end_iteration(self, scalars: dict) -> int:
         """Logs, evaluates and saves what is due. Returns the step."""
         step, args = self.step_count, self.args
-        if not all(map(math.isfinite, scalars.values())):
-            raise FloatingPointError(f"not finite at step {step}: {scalars}")
-        if self.logs_now():
-            scalars = {**scalars, "charts/SPS": step / (time.perf_counter() - self.started)}
+        self.log(scalars)
+        saves, ends = step % self.checkpoint_steps == 0, step >= args.total_timesteps
+        if saves or ends or self.due(args.log_frequency):
+            means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
+            means["charts/SPS"] = step / (time.perf_counter() - self.started)
             if self.finished:
                 returns, lengths = np.mean(self.finished, axis=0)
-                scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+                means |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
                 self.bar.set_postfix_str(f"return {returns:.1f}", refresh=False)
-                self.finished.clear()
-            for name, value in scalars.items():
-                self.writer.add_scalar(name, value, step)
-        if self.due(args.eval_frequency) and step < args.total_timesteps:
+            self.finished, self.scalars = [], {}
+            for name, value in means.items():
+                if math.isfinite(value):
+                    self.writer.add_scalar(name, value, step)
+                elif name.startswith("losses/"):
+                    raise FloatingPointError(f"{name} not finite at step {step}: {means}")
+        if self.due(args.eval_frequency) and not ends:
             self.writer.add_scalar("eval/episodic_return", self.evaluate().mean(), step)
-        if step % self.period == 0:
+        if saves:
             self.save()
         self.bar.update(step - self.last_step)
         self.last_step = step
@@ -849,13 +875,12 @@ class Run:
     def due(self, every: int) -> bool:  # whether a multiple of it lies in this iteration; 0: never
         return every > 0 and self.step_count // every > self.last_step // every
 
-    def logs_now(self) -> bool:  # whether this iteration ends with a point of the curves
-        at_end = self.step_count % self.period == 0 or self.step_count >= self.args.total_timesteps
-        return at_end or self.due(self.args.log_frequency)
+    def frame(self, envs, obs):  # of the film; a game as the agent sees it: 84 x 84, grey
+        return obs[0, -1] if self.args.env_id.startswith("ALE/") else envs.envs[0].render()
 
     def evaluate(self):
         """Returns of one episode in each of `eval_episodes` environments; films the first."""
-        args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
+        args, video = self.args, None
         shared = random.getstate(), np.random.get_state()  # training may draw from these, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
         envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
@@ -863,24 +888,40 @@ class Run:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
             video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
-        obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
-        policy = self.evaluation_policy(self.agent, rng, args)
-        returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in tqdm(range(100_000), "evaluation", leave=False):  # an episode might not end
-            if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
-                video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
-            actions = policy(obs).reshape(envs.action_space.shape)
-            obs, rewards, terminated, truncated, *_ = envs.step(actions)
-            returns += rewards * running
-            running &= ~(terminated | truncated)
-            if not running.any():
+        (obs, _), rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
+        self.agent.eval()
+        choose_actions = self.evaluation_policy(self.agent, rng, args)
+        returns, playing = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+        for _ in range(100_000):  # an episode might not end
+            if video and playing[0]:
+                video.append_data(self.frame(envs, obs))
+            actions = as_declared(choose_actions(obs), envs.single_action_space)
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            returns += rewards * playing
+            playing &= ~(terminated | truncated)
+            if not playing.any():
                 break
+        else:
+            print(f"evaluation   {playing.sum()} episodes cut after 100,000 steps")
         envs.close()
         if video:
             video.close()
         random.setstate(shared[0])
         np.random.set_state(shared[1])
         return returns
+
+    def arrays(self) -> dict:
+        """What weights.npz holds: parameters, buffers that acting needs, bounds of actions."""
+        tensors = self.agent.state_dict().items()
+        return {name: tensor.cpu().numpy() for name, tensor in tensors} | self.bounds
+
+    def hash(self) -> str:
+        """SHA-256 over the names and arrays of weights.npz."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def save(self):
         """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
@@ -892,7 +933,7 @@ class Run:
             "torch_rng": torch.get_rng_state(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
-        arrays = to_arrays(self.agent)
+        arrays = self.arrays()
         write_file(self.folder / "weights.npz", lambda file: np.savez(file, **arrays))
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
@@ -901,14 +942,14 @@ class Run:
         self.bar.close()
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
+        self.envs.close()  # before the evaluation: of some simulators only one can run
         returns = self.evaluate()
         self.writer.add_scalar("eval/episodic_return", returns.mean(), steps)
         self.writer.close()
-        self.envs.close()
         result = {"env_id": self.args.env_id, "algo": self.name, "seed": self.args.seed}
         result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}
         result |= {"eval_return_mean": returns.mean(), "eval_return_std": returns.std()}
-        result |= {"eval_episodes": len(returns), "run_hash": run_hash(self.agent)}
+        result |= {"eval_episodes": len(returns), "run_hash": self.hash()}
         text = json.dumps(result, indent=2) + "\n"
         write_file(self.folder / "result.json", lambda file: file.write(text.encode()))
         (self.folder / "checkpoint.pt").unlink()  # with a replay buffer it is large
@@ -919,91 +960,7 @@ class Run:
         print(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
         print(f"run folder   {self.folder}")
         print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
-        print(f"run hash     {run_hash(self.agent)}")
-
-    def recorded(self, function, *optimizers):
-        """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
-        once, recorded, then replayed. All else it reads must change in place, but learning rates.
-        """
-        if self.device.type != "cuda":
-            return function
-        groups, graphs = [group for optimizer in optimizers for group in optimizer.param_groups], {}
-        rates = [torch.tensor(0.0, device=self.device) for group in groups]
-
-        def replayed(*inputs):
-            for group, rate in zip(groups, rates, strict=True):
-                rate.fill_(group["lr"])  # which train may have set to a float
-                group["lr"], group["capturable"] = rate, True
-            # of a float that changes, a graph would keep the old value
-            inputs = tree_map_only(float, lambda x: torch.tensor(x, device=self.device), inputs)
-            flat, _ = tree_flatten(inputs)
-            key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
-            if key not in graphs:  # lets torch and the optimizer make what they keep
-                graphs[key] = None
-                torch.cuda.synchronize()
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    outputs = function(*inputs)
-                torch.cuda.synchronize()
-                return outputs
-            if graphs[key] is None:
-                held = tree_map_only(torch.Tensor, torch.clone, inputs)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    outputs = function(*held)
-                graphs[key] = graph, tree_flatten(held)[0], outputs
-            graph, held, outputs = graphs[key]
-            for x, y in zip(held, flat, strict=True):
-                if torch.is_tensor(x):
-                    x.copy_(y)
-            graph.replay()
-            return tree_map_only(torch.Tensor, torch.clone, outputs)
-
-        return replayed
-
-
-class Vector(nn.Parameter):
-    """All parameters of a module as one vector, of which they become views, so that an optimizer's
-    step is one operation. Their gradients are views, too; one that zero_grad drops becomes 0.
-    """
-
-    def __new__(cls, module):
-        parameters = list(module.parameters())
-        vector = super().__new__(cls, torch.cat([p.detach().flatten() for p in parameters]))
-        vector.gradient, vector.parts = torch.zeros_like(vector.data), []
-        sizes = [p.numel() for p in parameters]
-        views = zip(vector.data.split(sizes), vector.gradient.split(sizes), strict=True)
-        for p, (data, grad) in zip(parameters, views, strict=True):
-            p.data, p.grad = data.view_as(p), grad.view_as(p)
-            vector.parts.append((p, p.grad))
-        return vector
-
-    @property
-    def grad(self):
-        for p, view in self.parts:
-            if p.grad is not view:  # dropped, and maybe made anew by a backward pass
-                view.zero_() if p.grad is None else view.copy_(p.grad)
-                p.grad = view
-        return self.gradient
-
-    @grad.setter
-    def grad(self, value):
-        self.gradient.zero_() if value is None else self.gradient.copy_(value)
-
-
-def clip_gradient(optimizer, max_norm: float):
-    """Scales the gradient of Vector to max_norm if it is longer, as clip_grad_norm_ does."""
-    (vector,) = optimizer.param_groups[0]["params"]
-    vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
-
-
-def skip_compiler_import():
-    """Keeps torch's optimizers from importing the compiler (1.2 s) and calling it at each step."""
-    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(torch.optim.Optimizer, method).__wrapped__
-        method.__dynamo_disable = method
-    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
-        optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
-    torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
+        print(f"run hash     {self.hash()}")
 
 
 def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
@@ -1013,9 +970,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
     args = parse_args(name, args_class, sys.argv[1:])
     run = Run(name, args, make_agent, evaluation_policy, make_envs)
     if run.args.evaluate:
-        Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
+        run.envs.close()
         return run.print_result(run.evaluate())
-    skip_compiler_import()
     resume = f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(run.folder)])}"
     try:
         train(run.args, run)
@@ -1027,6 +983,13 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         error.add_note(resume)
         raise
 
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
+#   "tensorboard==2.21.0", "tqdm==4.70.1", "pygame-ce==2.5.8", "box2d==2.3.10", "mujoco==4.0.0",
+#   "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
+# ///
 
 if __name__ == "__main__":
     main("a2c", RunArgs, make_agent, train, evaluation_policy)

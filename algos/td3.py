@@ -1,9 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
-#   "tensorboard==2.21.0", "tqdm==4.70.1", "threadpoolctl==3.8.0", "pygame-ce==2.5.8",
-#   "box2d==2.3.10", "mujoco==4.0.0", "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
-# ///
 """Twin Delayed Deep Deterministic policy gradient (TD3): a deterministic policy climbs a learned
 Q, which is kept from overestimating by a second critic, noise on its target and a delayed policy.
 
@@ -19,22 +13,21 @@ Deliberate differences from the paper:
 - every task begins with the same number of random steps, during which nothing is learned.
 """
 
-import contextlib
 import copy
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
 import random
 import re
 import shlex
+import signal
 import sys
 import time
 import tomllib
-from collections import deque
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -42,9 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-from threadpoolctl import threadpool_limits
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
@@ -52,113 +43,138 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    env_id: str = "HalfCheetah-v5"
-    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
-    seed: int = 1
-    """Determines the run: same machine, same command, same seed, same weights."""
-    total_timesteps: int = 1_000_000
-    """Training budget, summed over all environments [steps]."""
-    num_envs: int = 1
-    """Environments stepped side by side. After each step of all come as many updates."""
-    learning_rate: float = 3e-4
-    """Adam's step size, for the actor and for the critics."""
-    buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds, over all environments."""
-    gamma: float = 0.99
-    """Discount factor."""
-    tau: float = 0.005
-    """Share of the online networks that the target networks take over each time."""
-    batch_size: int = 256
-    """Transitions in a minibatch."""
-    learning_starts: int = 25_000
-    """Steps of uniformly random actions before the first update."""
-    exploration_noise: float = 0.1
-    """Standard deviation of the noise on the actions taken [half the action's range]."""
-    policy_noise: float = 0.2
-    """Standard deviation of the noise on the target's actions [half the action's range]."""
-    noise_clip: float = 0.5
-    """Largest noise on the target's actions [half the action's range]."""
-    policy_frequency: int = 2
-    """Updates of the critics for each update of the actor and the target networks."""
-    twin: bool = True
-    """Two critics, the smaller one counts. DDPG: --no-twin --policy-frequency 1 --policy-noise 0"""
-    hidden_sizes: tuple[int, int] = (256, 256)
-    """Widths of the two hidden layers of each network."""
-    checkpoint_frequency: int = 50_000
-    """Steps between checkpoints. Each ends all running episodes."""
+    env_id: str = "HalfCheetah-v5"  # Environment; `package.module:Id-v0` imports that module first.
+    seed: int = 1  # Determines the run: same machine, same command, same seed, same weights.
+    total_timesteps: int = 1_000_000  # Training budget, summed over all environments [steps].
+    num_envs: int = 1  # Environments stepped side by side; after each step of all as many updates.
+    learning_rate: float = 3e-4  # Adam's step size, for the actor and for the critics.
+    buffer_size: int = 1_000_000  # Transitions in the replay buffer, over all environments.
+    gamma: float = 0.99  # Discount factor.
+    tau: float = 0.005  # Share of the online networks that the target networks take over.
+    batch_size: int = 256  # Transitions in a minibatch.
+    learning_starts: int = 25_000  # Steps of uniformly random actions before the first update.
+    exploration_noise: float = 0.1  # Deviation of the noise on actions taken [half the range].
+    policy_noise: float = 0.2  # Deviation of the noise on the target's actions [half the range].
+    noise_clip: float = 0.5  # Largest noise on the target's actions [half the range].
+    policy_frequency: int = 2  # Updates of the critics for each of the actor and the targets.
+    twin: bool = True  # Two critics. DDPG: --no-twin --policy-frequency 1 --policy-noise 0.
+    hidden_sizes: tuple[int, int] = (256, 256)  # Widths of each network's two hidden layers.
+    checkpoint_frequency: int = 50_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
         require_range(self, "total_timesteps num_envs buffer_size batch_size", low=1)
         require_range(self, "policy_frequency checkpoint_frequency", low=1)
-        at_least_0 = "learning_rate learning_starts exploration_noise policy_noise noise_clip"
-        require_range(self, at_least_0, low=0)
-        require_range(self, "gamma tau", low=0, high=1)
+        require_range(self, "learning_rate learning_starts exploration_noise")
+        require_range(self, "policy_noise noise_clip")
+        require_range(self, "gamma tau", high=1)
         if self.total_timesteps % self.num_envs:
-            fail("total_timesteps must divide by num_envs")
+            fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
 
     @property
     def iteration_steps(self) -> int:  # steps between calls of run.end_iteration
         return self.num_envs
 
 
-def relu_mlp(num_inputs: int, hidden_sizes: tuple, num_outputs: int):
-    first, second = hidden_sizes
-    return nn.Sequential(
-        nn.Linear(num_inputs, first),
-        nn.ReLU(inplace=True),
-        nn.Linear(first, second),
-        nn.ReLU(inplace=True),
-        nn.Linear(second, num_outputs),
-    )
+def train(args: Args, run: "Run"):
+    agent, target = run.agent, copy.deepcopy(run.agent).eval()
+    actor, critics, rate = agent.actor, agent.critics, args.learning_rate
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=rate, fused=True)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=rate, fused=True)
+    optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    buffer = ReplayBuffer(args.buffer_size, *run.obs_space.shape, agent.action_dim)
+    step = run.start(agent=agent, target=target, buffer=buffer, **optimizers)
+    while step < args.total_timesteps:
+        obs = run.obs
+        if step < args.learning_starts:
+            actions = run.rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
+        else:
+            agent.eval()  # dropout, for example, is for learning alone
+            actions = agent.act(obs, run.rng, args.exploration_noise)
+        # next_obs is what they led to, where that ended an episode not what is acted on next
+        next_obs, rewards, terminated, _ = run.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, next_obs, terminated)
+
+        agent.train()
+        for _ in range(args.num_envs):
+            step += 1
+            if step <= args.learning_starts:
+                continue
+            batch = buffer.sample(args.batch_size, run.rng)
+            batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+            noise = run.rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
+            noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
+            run.log(update_critics(agent, target, critic_optimizer, batch, noise, args))
+            if step % args.policy_frequency == 0:
+                run.log(update_actor(agent, actor_optimizer, batch["obs"]))
+                polyak(target, agent, args.tau)
+        run.end_iteration({})
 
 
-class Critic(nn.Module):
-    """Q(s, a): (batch, obs_dim), (batch, action_dim) -> (batch,)."""
-
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: tuple):
-        super().__init__()
-        self.layers = relu_mlp(obs_dim + action_dim, hidden_sizes, 1)
-
-    def forward(self, obs, actions):
-        return self.layers(torch.cat([obs, actions], dim=1)).squeeze(1)
-
-
-class Agent(nn.Module):
-    """A deterministic policy, which `policy` alone defines, and the critics that teach it.
-
-    Inside, actions are in half ranges: 0 is the middle between a dimension's bounds, -1 and 1 are
-    the bounds. So noise and clipping treat each dimension by its own range.
+def update_critics(agent, target, optimizer, batch, noise, args):
+    """One step of the critics. noise: for the target's actions, not clipped yet, (batch,
+    action_dim). Returns scalars for the curves.
     """
+    losses, q_mean = q_losses(agent, target, batch, noise, args)
+    optimizer.zero_grad()
+    sum(losses).backward()
+    optimizer.step()
+    scalars = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
+    return scalars | {"losses/qf1_values": q_mean}
 
-    def __init__(self, args: Args, obs_dim: int, low, high):
-        super().__init__()
-        self.device = torch.device("cpu")  # until Run moves it
-        self.action_dim, sizes = len(low), args.hidden_sizes
-        self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
-        critics = [Critic(obs_dim, self.action_dim, sizes) for _ in range(2 if args.twin else 1)]
-        self.critics = nn.ModuleList(critics)
-        self.low, self.high = np.float32(low), np.float32(high)
-        self.register_buffer("action_low", torch.tensor(self.low))  # for who acts by weights.npz
-        self.register_buffer("action_high", torch.tensor(self.high))
 
-    def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
-        return self.actor(obs)
+def update_actor(agent, optimizer, obs):
+    """One step of the actor, up the gradient of Q. Returns scalars for the curves."""
+    loss = policy_loss(agent, obs)
+    optimizer.zero_grad()
+    loss.backward(inputs=list(agent.actor.parameters()))  # the critics get no gradient
+    optimizer.step()
+    return {"losses/actor_loss": loss.detach()}
 
-    def forward(self, obs):  # for acting
-        return self.policy(obs)
 
-    @torch.no_grad()
-    def act(self, obs, rng, noise=0.0):
-        """(num_envs, obs_dim) -> (num_envs, action_dim) in [-1, 1], with Gaussian noise on it."""
-        actions = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()
-        if noise > 0:
-            actions = actions + noise * rng.standard_normal(actions.shape, np.float32)
-        return actions.clip(-1, 1)
+def q_losses(agent, target, batch, noise, args):
+    """Mean squared TD error of each critic, and the first one's mean Q; all scalars."""
+    with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
+        next_obs = batch["next_obs"]
+        next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
+        next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
+        y = bootstrapped_target(batch["rewards"], batch["terminated"], next_q_values, args.gamma)
+    q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
+    assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
+    return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
 
-    def to_env(self, actions):
-        """[-1, 1] -> [low, high], each dimension by its own bounds."""
-        middle, half_range = (self.low + self.high) / 2, (self.high - self.low) / 2
-        return np.clip(middle + half_range * actions, self.low, self.high)
+
+def smoothed(actions, noise, noise_clip):
+    """Target policy smoothing, section 5.3 of arXiv 1802.09477: clipped noise, then the bounds.
+
+    actions in [-1, 1], noise: (batch, action_dim). Returns the same shape, in [-1, 1].
+    """
+    assert actions.shape == noise.shape, (actions.shape, noise.shape)
+    return (actions + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
+
+
+def bootstrapped_target(rewards, terminated, next_q_values, gamma):
+    """r + gamma min_i Q_i(s', a'), or r alone where the task ended; eq. 10 of arXiv 1802.09477.
+
+    rewards, terminated (batch,); next_q_values: for each critic (batch,). Returns (batch,).
+    """
+    next_q = torch.stack(next_q_values).min(dim=0).values
+    assert rewards.shape == terminated.shape == next_q.shape, (rewards.shape, next_q.shape)
+    # where, not a product: a last observation may be NaN, and 0 * NaN is NaN
+    return torch.where(terminated, rewards, rewards + gamma * next_q)
+
+
+def policy_loss(agent, obs):
+    """-Q_1(s, pi(s)), whose gradient is the deterministic policy gradient; a scalar."""
+    return -agent.critics[0](obs, agent.policy(obs)).mean()
+
+
+@torch.no_grad()
+def polyak(target, source, tau: float):
+    """target <- (1 - tau) target + tau source, for every parameter; buffers are copied."""
+    for p, q in zip(target.parameters(), source.parameters(), strict=True):
+        p.lerp_(q, tau)
+    for p, q in zip(target.buffers(), source.buffers(), strict=True):
+        p.copy_(q)  # the statistics of a batch norm, for example
 
 
 class ReplayBuffer:
@@ -199,79 +215,73 @@ class ReplayBuffer:
             array[: self.total] = state[name]
 
 
-def smoothed(actions, noise, noise_clip):
-    """Target policy smoothing, section 5.3 of arXiv 1802.09477: clipped noise, then the bounds.
+class Agent(nn.Module):
+    """A deterministic policy, which `policy` alone defines, and the critics that teach it.
 
-    actions in [-1, 1], noise: (batch, action_dim). Returns the same shape, in [-1, 1].
+    Inside, actions are in half ranges: 0 is the middle between a dimension's bounds, -1 and 1 are
+    the bounds. So noise and clipping treat each dimension by its own range.
     """
-    assert actions.shape == noise.shape, (actions.shape, noise.shape)
-    return (actions + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
+
+    def __init__(self, args: Args, obs_dim: int, low, high):
+        super().__init__()
+        self.device = torch.device("cpu")  # until Run moves it
+        self.action_dim, sizes = len(low), args.hidden_sizes
+        self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
+        critics = [Critic(obs_dim, self.action_dim, sizes) for _ in range(2 if args.twin else 1)]
+        self.critics = nn.ModuleList(critics)
+        self.low, self.high = low, high
+
+    def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
+        return self.actor(obs)
+
+    def forward(self, obs):  # for acting
+        return self.policy(obs)
+
+    @torch.no_grad()
+    def act(self, obs, rng, noise=0.0):
+        """(num_envs, obs_dim) -> (num_envs, action_dim) in [-1, 1], with Gaussian noise on it."""
+        actions = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        if noise > 0:
+            actions = actions + noise * rng.standard_normal(actions.shape, np.float32)
+        return actions.clip(-1, 1)
+
+    def to_env(self, actions):
+        """[-1, 1] -> [low, high], each dimension by its own bounds."""
+        middle, half_range = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return np.clip(middle + half_range * actions, self.low, self.high)
 
 
-def bootstrapped_target(rewards, terminated, next_q_values, gamma):
-    """r + gamma min_i Q_i(s', a'), or r alone where the task ended; eq. 10 of arXiv 1802.09477.
+class Critic(nn.Module):
+    """Q(s, a): (batch, obs_dim), (batch, action_dim) -> (batch,)."""
 
-    rewards, terminated (batch,); next_q_values: for each critic (batch,). Returns (batch,).
-    """
-    next_q = torch.stack(next_q_values).min(dim=0).values
-    assert rewards.shape == terminated.shape == next_q.shape, (rewards.shape, next_q.shape)
-    return rewards + gamma * ~terminated * next_q
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: tuple):
+        super().__init__()
+        self.layers = relu_mlp(obs_dim + action_dim, hidden_sizes, 1)
 
-
-def q_losses(agent, target, batch, noise, args):
-    """Mean squared TD error of each critic, and the first one's mean Q; all scalars."""
-    with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
-        next_obs = batch["next_obs"]
-        next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
-        next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
-        y = bootstrapped_target(batch["rewards"], batch["terminated"], next_q_values, args.gamma)
-    q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
-    assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
-    return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
+    def forward(self, obs, actions):
+        return self.layers(torch.cat([obs, actions], dim=1)).squeeze(1)
 
 
-def policy_loss(agent, obs):
-    """-Q_1(s, pi(s)), whose gradient is the deterministic policy gradient; a scalar."""
-    return -agent.critics[0](obs, agent.policy(obs)).mean()
-
-
-@torch.no_grad()
-def polyak(target, source, tau: float):
-    """target <- (1 - tau) target + tau source, for every parameter."""
-    for p, q in zip(target.parameters(), source.parameters(), strict=True):
-        p.lerp_(q, tau)
-
-
-def update(agent, target, optimizers, args, batch, noise, learn_policy: bool):
-    """One step of the critics and, with `learn_policy`, of the actor and the target networks.
-
-    optimizers: of the actor and of the critics; noise: for the target's actions, not clipped yet,
-    (batch, action_dim). Returns scalars by name.
-    """
-    actor_optimizer, critic_optimizer = optimizers
-    losses, q_mean = q_losses(agent, target, batch, noise, args)
-    critic_optimizer.zero_grad()
-    sum(losses).backward()
-    critic_optimizer.step()
-    scalars = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
-    scalars["losses/qf1_values"] = q_mean
-    if learn_policy:
-        actor_loss = policy_loss(agent, batch["obs"])
-        actor_optimizer.zero_grad()
-        actor_loss.backward(inputs=list(agent.actor.parameters()))  # the critics get no gradient
-        actor_optimizer.step()
-        polyak(target, agent, args.tau)
-        scalars["losses/actor_loss"] = actor_loss.detach()
-    return scalars
+def relu_mlp(num_inputs: int, hidden_sizes: tuple, num_outputs: int):
+    first, second = hidden_sizes
+    return nn.Sequential(
+        nn.Linear(num_inputs, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, num_outputs),
+    )
 
 
 def make_agent(args, obs_space, action_space):
-    if not isinstance(action_space, gym.spaces.Box) or len(obs_space.shape) != 1:
-        fail(f"td3 takes vectors and Box action spaces, not {obs_space} and {action_space}")
-    low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-    ranges = np.float64(high) - low
-    if not (ranges < np.finfo(np.float32).max).all():  # as which many write infinity
-        fail(f"td3 needs bounds of every action, not {action_space}: try ppo.py")
+    real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+    if not real:
+        fail(f"actions must be a Box of real numbers, not {action_space}")
+    if len(obs_space.shape) != 1:
+        fail(f"observations must be vectors, not {obs_space}")
+    low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
+    if not (high - low < np.finfo(np.float32).max).all():  # as which many write infinity
+        fail(f"every action needs bounds, not {action_space}: try ppo.py")
     return Agent(args, *obs_space.shape, low, high)
 
 
@@ -279,88 +289,32 @@ def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it
     return lambda obs: agent.to_env(agent.act(obs, rng))
 
 
-def train(args: Args, run: "Run"):
-    agent, target = run.agent, copy.deepcopy(run.agent)
-    optimizers = [
-        torch.optim.Adam([Vector(networks)], lr=args.learning_rate, fused=True)
-        for networks in (agent.actor, agent.critics)
-    ]
-    buffer = ReplayBuffer(args.buffer_size, *run.obs_space.shape, agent.action_dim)
-    history = {}  # scalars of the updates since the last point of the curves, by name
-    parts = {"agent": agent, "target": target, "buffer": buffer}
-    step, obs = run.start(**parts, actor_optimizer=optimizers[0], critic_optimizer=optimizers[1])
-    learn = run.recorded(partial(update, agent, target, optimizers, args), *optimizers)
-    agent.forward = run.recorded(agent.forward)  # on a GPU, both replay as CUDA graphs
-    while step < args.total_timesteps:
-        if step < args.learning_starts:
-            actions = run.rng.uniform(-1, 1, (args.num_envs, agent.action_dim)).astype(np.float32)
-        else:
-            actions = agent.act(obs, run.rng, args.exploration_noise)
-        # next_obs is acted on next: after an episode's end, the new one's first. successors are
-        # what the actions led to: after an episode's end, its true last observation
-        next_obs, rewards, terminated, _, successors = run.step(agent.to_env(actions))
-        buffer.add(obs, actions, rewards, successors, terminated)
-        obs = next_obs
-
-        for _ in range(args.num_envs):
-            step += 1
-            if step > args.learning_starts:
-                batch = buffer.sample(args.batch_size, run.rng)
-                batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                # for the target's actions; those above have exploration_noise on them
-                noise = run.rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
-                noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
-                learn_policy = step % args.policy_frequency == 0
-                for name, value in learn(batch, noise, learn_policy).items():
-                    history.setdefault(name, deque(maxlen=2_000)).append(value)
-
-        scalars = {}
-        if run.logs_now():
-            scalars |= {k: torch.stack(tuple(v)).mean().item() for k, v in history.items()}
-            history.clear()
-        run.end_iteration(scalars)
-
-
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given. The algorithm uses fail, require_range, Vector, clip_gradient
-# and run's agent, rng, device, obs_space, start, recorded, step, infos, logs_now and end_iteration.
+# It uses Args and what main is given. The algorithm uses fail, require_range and run's agent, rng,
+# device, obs_space, obs, infos, start, step, log and end_iteration.
 
 
 @dataclass
 class RunArgs(Args):
     """The arguments of every script, whatever its algorithm."""
 
-    config: str | None = None
-    """Settings: FILE.toml or FILE.toml:TABLE; `lunarlander` is benchmarks/lunarlander.toml."""
-    resume: str | None = None
-    """Continues the run in this folder exactly: from its last checkpoint, at first from step 0."""
-    evaluate: str | None = None
-    """Plays episodes with the trained agent of this run folder, and trains nothing."""
-    exp_name: str = ""
-    """Names the run: its folder begins with it."""
-    eval_episodes: int = 10
-    """Episodes of an evaluation, one in each of as many environments."""
-    eval_frequency: int = 0
-    """Steps between evaluations during training; 0: only at the end."""
-    log_frequency: int = 500
-    """Steps between points of the curves; returns are the mean since the last one."""
-    capture_video: bool = False
-    """Films an episode of each evaluation, into the run folder."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for learning; the game goes on, and so does its score."""
-    sticky_actions: float = 0.0
-    """Atari: probability that the game repeats the last action. gymnasium's ALE ids have 0.25."""
-    init_weights: str | None = None
-    """Starts from the weights in this .npz file, matched by name."""
-    save_init: str | None = None
-    """Writes the weights that training starts from to this .npz file."""
-    device: str = "auto"
-    """cpu, cuda, mps; auto: CUDA for images where there is any, the CPU for vectors."""
-    torch_threads: int = 0
-    """CPU threads of torch and NumPy; 0: all for images, one for vectors."""
-    runs_dir: str = "runs"
-    """Where run folders are made."""
+    config: str | None = None  # FILE.toml or FILE.toml:TABLE; `acrobot`: benchmarks/acrobot.toml.
+    resume: str | None = None  # Continues the run in this folder exactly, from its last checkpoint.
+    evaluate: str | None = None  # Plays with the trained agent of this run folder, trains nothing.
+    exp_name: str = ""  # Names the run: its folder begins with it.
+    env_kwargs: str = "{}"  # Arguments of the environment, as JSON: '{"gravity": -5.0}'.
+    async_envs: bool = False  # Steps each environment in a process of its own: for slow ones.
+    eval_episodes: int = 10  # Episodes of an evaluation, one in each of as many environments.
+    eval_frequency: int = 0  # Steps between evaluations during training; 0: only at the end.
+    log_frequency: int = 500  # Steps between points of the curves, each the mean since the last.
+    capture_video: bool = False  # Films an episode of each evaluation, into the run folder.
+    episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
+    sticky_actions: float = 0.0  # Atari: probability that the game repeats the last action.
+    init_weights: str | None = None  # Starts from the weights in this .npz file, matched by name.
+    device: str = "auto"  # cpu, cuda, mps; auto: CUDA for images if there is any, else the CPU.
+    torch_threads: int = 0  # CPU threads of torch; 0: all for images, one for vectors.
+    runs_dir: str = "runs"  # Where run folders are made.
 
 
 def fail(text):
@@ -369,7 +323,7 @@ def fail(text):
     sys.exit(2)
 
 
-def require_range(args, names: str, low, high=math.inf):
+def require_range(args, names: str, low=0, high=math.inf):
     for name in names.split():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
@@ -378,54 +332,48 @@ def require_range(args, names: str, low, high=math.inf):
 
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
-    about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
-    args = tyro.cli(args_class, args=argv, description=about)
-    saved, folder = {}, args.evaluate if args.resume is None else args.resume
-    try:
-        if args.config is not None:
-            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
-            path, suffix, table = re.fullmatch(pattern, args.config).groups()
-            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
-            saved = tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
-        elif folder is not None:
-            about = json.loads(Path(folder, "args.json").read_text("utf-8"))
-            saved = about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
+    description = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
+    args = tyro.cli(args_class, args=argv, description=description)
     if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if args.resume and Path(folder, "result.json").exists():
-        fail(f"{folder} is finished")
+    if args.resume and Path(args.resume, "result.json").exists():
+        fail(f"{args.resume} is finished")
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
-    for field, value in saved.items():
+    for field, value in saved_settings(name, args).items():
         if isinstance(value, bool):
             flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
         elif value is not None:
-            flags.append(f"--{field}={value}")
+            flags.append(f"--{field}={json.dumps(value) if isinstance(value, dict) else value}")
     args = tyro.cli(args_class, args=flags + argv)
     args.check()
     require_range(args, "eval_episodes log_frequency", low=1)
-    require_range(args, "seed eval_frequency torch_threads", low=0)
+    require_range(args, "seed eval_frequency torch_threads")
+    require_range(args, "sticky_actions", high=1)
+    if args.env_id.startswith("ALE/"):
+        if args.async_envs:
+            fail("async_envs is not for Atari, whose games step side by side in any case")
+    elif args.episodic_life or args.sticky_actions:
+        fail(f"episodic_life and sticky_actions are for Atari's ALE/..., not for {args.env_id}")
     return args
 
 
-def make_envs(args: RunArgs, num_envs: int, training: bool = True, **keywords):
-    """Copies of an environment with vectors or channel-first images, under same-step autoreset."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+def saved_settings(name: str, args: RunArgs) -> dict:
+    """What --config, --resume or --evaluate name; nothing without them."""
+    folder = args.evaluate if args.resume is None else args.resume
     try:
-        if not args.env_id.startswith("ALE/"):
-            make = [lambda: make_env(args.env_id, **keywords)] * num_envs
-            return SyncEnvs(make, **same_step)
-        importlib.import_module("ale_py")
-        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
-        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
-        settings |= {"life_loss_info": args.episodic_life and training}
-        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
-        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
-    except (gym.error.Error, ImportError) as error:
-        fail(f"environment {args.env_id}: {error}")
+        if args.config is not None:
+            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
+            path, suffix, table = re.fullmatch(pattern, args.config).groups()
+            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
+            return tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
+        if folder is None:
+            return {}
+        about = json.loads(Path(folder, "args.json").read_text("utf-8"))
+        return about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
 
 
 def make_env(env_id: str, **keywords):
@@ -437,62 +385,128 @@ def make_env(env_id: str, **keywords):
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
         mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
     env = gym.make(env_id, **keywords)
-    space = env.observation_space
-    if space.dtype == np.uint8 and len(space.shape) == 3:
-        if space.shape[2] < space.shape[0]:  # channels last
-            space = gym.spaces.Box(0, 255, (space.shape[2], *space.shape[:2]), np.uint8)
-            env = gym.wrappers.TransformObservation(env, lambda x: np.moveaxis(x, 2, 0), space)
-    elif not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
-    space = env.observation_space
-    if not isinstance(space, gym.spaces.Box):
-        fail(f"environment {env_id}: its observations have no fixed size: {space}")
-    if len(space.shape) == 1 and space.dtype != np.float32:
-        space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
-        env = gym.wrappers.TransformObservation(env, np.float32, space)
-    if isinstance(actions := env.action_space, gym.spaces.Discrete) and actions.start != 0:
-        from_0 = gym.spaces.Discrete(actions.n)
-        env = gym.wrappers.TransformAction(env, lambda action: action + actions.start, from_0)
-    return env
+    space, convert = env.observation_space, np.asarray
+    if space.dtype == np.uint8 and len(space.shape) > 1:
+        shape = channels_first(np.zeros(space.shape, np.uint8)).shape
+        space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
+        convert = channels_first
+    else:
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
+        if not isinstance(env.observation_space, gym.spaces.Box):
+            fail(f"environment {env_id}: its observations have no fixed size: {space}")
+        space = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    if 0 in space.shape:
+        fail(f"environment {env_id}: its observations are empty: {env.observation_space}")
+    # a copy, since some environments write each observation into the same array
+    copied = lambda obs: np.array(convert(obs), space.dtype)  # noqa: E731
+    return gym.wrappers.TransformObservation(env, copied, space)
 
 
-class SyncEnvs(gym.vector.SyncVectorEnv):
-    """Like gymnasium's, but merges no infos: half the time on CartPole. final_obs: {env: obs}."""
+def channels_first(image):
+    """Grey (h, w), colour (h, w, c) or a stack (n, h, w, c) of them to (channels, h, w)."""
+    image = np.asarray(image)
+    if image.ndim > 2 and image.shape[-1] < min(image.shape[-3:-1]):  # channels last
+        image = np.moveaxis(image, -1, -3)
+    return image.reshape(-1, *image.shape[-2:])
 
-    def step(self, actions):
-        rewards, rows, final_obs, infos = np.zeros(self.num_envs), [], {}, []
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        for i, env in enumerate(self.envs):
-            obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
-            if terminated[i] or truncated[i]:
-                final_obs[i] = np.array(obs)  # a copy: the reset may write over it
-                obs, _ = env.reset()
-            rows.append(obs)
-            infos.append(info)
-        obs = np.array(rows, self.observation_space.dtype)
-        return obs, rewards, terminated, truncated, final_obs, infos
+
+def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make_env, **keywords):
+    """A gym.vector.VectorEnv under same-step autoreset, of which Run uses this:
+
+    reset(seed=[...]) -> obs, infos
+    step(actions) -> obs, rewards, terminated, truncated, infos
+    num_envs, single_observation_space (float32 vectors or uint8 images, channels first),
+    single_action_space, close(), and for films envs[0].render().
+    Where infos["_final_obs"], (num_envs,), is true, an episode ended and the next one began, with
+    obs; infos["final_obs"] has the last one's observation there. All arrays are new at each step.
+    """
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    try:
+        env_kwargs = json.loads(args.env_kwargs)
+        if not isinstance(env_kwargs, dict):
+            fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+        keywords |= env_kwargs
+        if not args.env_id.startswith("ALE/"):
+            if args.async_envs and training:
+                make = [lambda: InProcess(make_env(args.env_id, **keywords))] * num_envs
+                return AsyncEnvs(make, **same_step)
+            return SyncEnvs([lambda: make_env(args.env_id, **keywords)] * num_envs, **same_step)
+        importlib.import_module("ale_py")
+        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
+        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
+        settings |= {"life_loss_info": args.episodic_life and training, **env_kwargs}
+        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
+        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
+    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
+        fail(f"environment {args.env_id}: {error}")
+    except TypeError as error:
+        if not keywords:
+            raise
+        fail(f"environment {args.env_id} with {keywords}: {error}")
+
+
+class SeparateInfos(gym.vector.VectorEnv):
+    """infos[i] is what environment i says. gymnasium would merge them, which not all allow."""
+
+    def _add_info(self, infos, info, i):
+        infos.setdefault(i, {}).update(info)
+        if "final_obs" in info:
+            infos.setdefault("final_obs", {})[i] = info["final_obs"]
+            infos.setdefault("_final_obs", np.zeros(self.num_envs, np.bool_))[i] = True
+        return infos
+
+
+class SyncEnvs(SeparateInfos, gym.vector.SyncVectorEnv):
+    """Environments that are stepped one after the other."""
+
+
+class AsyncEnvs(SeparateInfos, gym.vector.AsyncVectorEnv):
+    """The same numbers, from processes that step side by side."""
+
+
+class InProcess(gym.Wrapper):
+    """An environment in a process of its own, for AsyncEnvs."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+            random.seed(seed)  # for an environment without a generator of its own
+            np.random.seed(seed)
+        return self.env.reset(seed=seed, options=options)
 
 
 class AtariEnvs(gym.vector.VectorWrapper):
-    """The same for Atari. ale_py sets `terminated` at a lost life, too, though the game goes on."""
+    """Games of ale_py. It sets `terminated` at a lost life, too, though the game goes on."""
 
     frames = 0  # (num_envs,): of each game so far
 
+    def reset(self, *, seed, options=None):
+        return self.env.reset(seed=np.int32(seed))
+
     def step(self, actions):
-        obs, rewards, terminated, truncated, info = self.env.step(actions)
-        over = (terminated | truncated) & (info["episode_frame_number"] < self.frames)
-        self.frames = info["episode_frame_number"]
-        final_obs = {i: info["final_obs"][i] for i in np.flatnonzero(over)}
-        return obs, rewards, terminated, truncated, final_obs, info
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        frames, self.frames = self.frames, infos["episode_frame_number"]
+        over = (terminated | truncated) & (self.frames < frames)
+        return obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
 
 
 def reset(envs, *entropy: int):
-    """Resets with independent seeds that follow from `entropy`; returns the first observations."""
+    """Resets with independent seeds that follow from `entropy`; returns observations and infos."""
     state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
     seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
     random.seed(seeds[0])  # for environments without a generator of their own
     np.random.seed(seeds[0])
-    return envs.reset(seed=seeds if isinstance(envs, SyncEnvs) else np.int32(seeds))[0]
+    return envs.reset(seed=seeds)
+
+
+def as_declared(actions, space):
+    """Actions (n, ...), Discrete ones from 0, with the start, shape and dtype that `space` has."""
+    if isinstance(space, gym.spaces.Tuple):  # a column for each
+        return tuple(as_declared(actions[:, i], part) for i, part in enumerate(space))
+    actions = actions.reshape(len(actions), *space.shape) + getattr(space, "start", 0)
+    actions = actions.astype(space.dtype)
+    return actions.clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else actions
 
 
 def write_file(path: Path, write):
@@ -505,27 +519,24 @@ def write_file(path: Path, write):
     os.replace(temporary, path)
 
 
-def to_arrays(agent) -> dict:  # parameters, and the buffers that acting needs
-    return {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
-
-
-def run_hash(agent) -> str:
-    """SHA-256 over the names and arrays of weights.npz."""
-    digest = hashlib.sha256()
-    for name, array in sorted(to_arrays(agent).items()):
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name, self.args, self.step_count = name, args, 0
         self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
-        self.envs = make_envs(args, args.num_envs)
+        if args.capture_video:  # now, rather than after hours of training
+            envs = make_envs(args, args.eval_episodes, training=False, render_mode="rgb_array")
+            try:
+                frame = self.frame(envs, reset(envs, args.seed)[0])
+                assert np.ndim(frame) > 1, frame
+            except Exception as error:
+                fail(f"capture_video: {args.env_id} gives no picture: {error!r}")
+            envs.close()
+        num_envs = args.eval_episodes if args.evaluate else args.num_envs
+        self.envs = make_envs(args, num_envs, training=not args.evaluate)
         self.obs_space = self.envs.single_observation_space
+        action_space = self.envs.single_action_space
         images = len(self.obs_space.shape) == 3
         if args.device == "auto":
             args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
@@ -535,34 +546,47 @@ class Run:
             fail(f"--device {args.device}: {error}")
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
-        threadpool_limits(args.torch_threads, user_api="blas")  # those of NumPy
         torch.backends.cudnn.deterministic = True
         torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
-        agent = make_agent(args, self.obs_space, self.envs.single_action_space)
+        agent = make_agent(args, self.obs_space, action_space)
         self.agent, agent.device = agent.to(self.device), self.device
+        self.bounds = {}  # in weights.npz, so that it says by itself what its actions mean
+        if isinstance(action_space, gym.spaces.Box):
+            self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
         path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
         if path is not None and not args.resume:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
-                    agent.load_state_dict({k: torch.as_tensor(x) for k, x in arrays.items()})
+                    names = set(arrays) - set(self.bounds)
+                    agent.load_state_dict({k: torch.as_tensor(arrays[k]) for k in names})
             except (OSError, ValueError, RuntimeError) as error:
                 fail(f"{path}: {error}")
-        if args.save_init and not (args.resume or args.evaluate):
-            np.savez(args.save_init, **to_arrays(agent))
-        # a boundary always ends an iteration, so that no half-filled rollout must be saved
+        # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
-        self.period = iterations * args.iteration_steps  # steps from one checkpoint to the next
+        self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns, self.lengths = np.zeros((2, args.num_envs))
         self.finished = []  # (return, length) of the episodes since the last point of the curves
-        new = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
-        parent = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), name)
-        self.folder = Path(args.resume or args.evaluate or parent / new)
-        self.folder.mkdir(parents=True, exist_ok=bool(args.resume or args.evaluate))
+        self.scalars = {}  # name: sum and number of values since then
+        self.folder = Path(args.resume or args.evaluate or self.make_folder())
 
-    def start(self, **parts):
-        """Begins or resumes; checkpoints keep `parts`. Returns the step and first observations."""
+    def make_folder(self) -> Path:
+        """A new folder, numbered where runs of one seed start in the same second."""
+        args = self.args
+        name = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
+        folder = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), self.name, name)
+        for number in itertools.count(2):
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:
+                folder = folder.with_name(f"{name}-{number}")
+            except OSError as error:
+                fail(error)
+
+    def start(self, **parts) -> int:
+        """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -576,65 +600,91 @@ class Run:
         purge_step = self.step_count + 1 if args.resume else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not args.resume:
-            settings, files = asdict(args), {__file__, sys.modules[type(args).__module__].__file__}
-            plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
-            self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
-            command = shlex.join(["python", *sys.argv])
-            about = {"algo": self.name, "args": settings, "command": command}
-            about["versions"] = {x.__name__: x.__version__ for x in (torch, np, gym)}
-            code = b"".join(Path(file).read_bytes() for file in sorted(files))  # a variant has two
-            about["versions"]["script"] = hashlib.sha256(code).hexdigest()
-            (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
+            self.describe()
             self.save()
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
-        self.bar = tqdm(total=args.total_timesteps, initial=step, unit=" steps", leave=False)
-        return step, reset(self.envs, args.seed, step)
+        seconds = 0.1 if sys.stderr.isatty() else 30  # between lines, in a file
+        progress = {"total": args.total_timesteps, "initial": step, "unit": " steps"}
+        self.bar = tqdm(**progress, leave=False, mininterval=seconds)
+        self.obs, self.infos = reset(self.envs, args.seed, step)
+        return step
+
+    def describe(self):
+        """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
+        settings = asdict(self.args)
+        plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
+        self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
+        files = {__file__, sys.modules[type(self.args).__module__].__file__}  # a variant has two
+        code = b"".join(Path(file).read_bytes() for file in sorted(files))
+        versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
+        about = {"algo": self.name, "args": settings, "command": shlex.join(["python", *sys.argv])}
+        about["versions"] = versions | {"script": hashlib.sha256(code).hexdigest()}
+        text = json.dumps(about, indent=2) + "\n"
+        write_file(self.folder / "args.json", lambda file: file.write(text.encode()))
 
     def step(self, actions):
-        """Steps every environment once; `infos` then holds their infos: a list, for Atari one dict.
+        """Steps every environment. Returns next_obs, rewards, terminated, truncated, one row each.
 
-        Returns next_obs, rewards, terminated, truncated, successors: (num_envs, ...). After an end,
-        next_obs is the next episode's first observation, successors has the true last one.
+        `obs` then is what to act on: next_obs, but after an end the new episode's first. infos[i]
+        is what environment i said; after an end that is of the reset, and in "final_info" the rest.
         """
-        actions = actions.reshape(self.envs.action_space.shape)
-        next_obs, rewards, terminated, truncated, final_obs, self.infos = self.envs.step(actions)
-        successors = next_obs.copy() if final_obs else next_obs
-        self.step_count += self.args.num_envs
+        args, actions = self.args, as_declared(actions, self.envs.single_action_space)
+        self.obs, rewards, terminated, truncated, self.infos = self.envs.step(actions)
+        next_obs = self.obs
+        self.step_count += args.num_envs
+        if not np.isfinite(rewards).all():
+            raise FloatingPointError(f"reward not finite at step {self.step_count}: {rewards}")
         self.returns += rewards
         self.lengths += 1
-        for i, obs in final_obs.items():
-            successors[i] = obs
-            self.finished.append((self.returns[i], self.lengths[i]))
-            self.returns[i] = self.lengths[i] = 0
-        if self.step_count % self.period == 0:
+        if "final_obs" in self.infos:
+            next_obs = self.obs.copy()
+            for i in np.flatnonzero(self.infos["_final_obs"]):
+                next_obs[i] = self.infos["final_obs"][i]
+                self.finished.append((self.returns[i], self.lengths[i]))
+                self.returns[i] = self.lengths[i] = 0
+        if self.step_count % self.checkpoint_steps == 0:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = self.make_envs(self.args, self.args.num_envs)
-            next_obs = reset(self.envs, self.args.seed, self.step_count)
+            self.envs = self.make_envs(args, args.num_envs)
+            self.obs, infos = reset(self.envs, args.seed, self.step_count)
+            self.infos = {**infos, "final_info": self.infos}
             self.returns[:] = self.lengths[:] = 0
             truncated = ~terminated
-        return next_obs, rewards.astype(np.float32), terminated, truncated, successors
+        return next_obs, rewards.astype(np.float32), terminated, truncated
+
+    def log(self, scalars: dict):
+        """Numbers or tensors for the means of the next point of the curves. Of losses all must be
+        finite; others may be NaN, as a success rate without an episode, and are left out.
+        """
+        for name, value in scalars.items():
+            if torch.is_tensor(value) or name.startswith("losses/") or math.isfinite(value):
+                total, count = self.scalars.get(name, (0.0, 0))
+                self.scalars[name] = total + value, count + 1
 
     def end_iteration(self, scalars: dict) -> int:
         """Logs, evaluates and saves what is due. Returns the step."""
         step, args = self.step_count, self.args
-        if not all(map(math.isfinite, scalars.values())):
-            raise FloatingPointError(f"not finite at step {step}: {scalars}")
-        if self.logs_now():
-            scalars = {**scalars, "charts/SPS": step / (time.perf_counter() - self.started)}
+        self.log(scalars)
+        saves, ends = step % self.checkpoint_steps == 0, step >= args.total_timesteps
+        if saves or ends or self.due(args.log_frequency):
+            means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
+            means["charts/SPS"] = step / (time.perf_counter() - self.started)
             if self.finished:
                 returns, lengths = np.mean(self.finished, axis=0)
-                scalars |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+                means |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
                 self.bar.set_postfix_str(f"return {returns:.1f}", refresh=False)
-                self.finished.clear()
-            for name, value in scalars.items():
-                self.writer.add_scalar(name, value, step)
-        if self.due(args.eval_frequency) and step < args.total_timesteps:
+            self.finished, self.scalars = [], {}
+            for name, value in means.items():
+                if math.isfinite(value):
+                    self.writer.add_scalar(name, value, step)
+                elif name.startswith("losses/"):
+                    raise FloatingPointError(f"{name} not finite at step {step}: {means}")
+        if self.due(args.eval_frequency) and not ends:
             self.writer.add_scalar("eval/episodic_return", self.evaluate().mean(), step)
-        if step % self.period == 0:
+        if saves:
             self.save()
         self.bar.update(step - self.last_step)
         self.last_step = step
@@ -643,13 +693,12 @@ class Run:
     def due(self, every: int) -> bool:  # whether a multiple of it lies in this iteration; 0: never
         return every > 0 and self.step_count // every > self.last_step // every
 
-    def logs_now(self) -> bool:  # whether this iteration ends with a point of the curves
-        at_end = self.step_count % self.period == 0 or self.step_count >= self.args.total_timesteps
-        return at_end or self.due(self.args.log_frequency)
+    def frame(self, envs, obs):  # of the film; a game as the agent sees it: 84 x 84, grey
+        return obs[0, -1] if self.args.env_id.startswith("ALE/") else envs.envs[0].render()
 
     def evaluate(self):
         """Returns of one episode in each of `eval_episodes` environments; films the first."""
-        args, in_game, video = self.args, self.args.env_id.startswith("ALE/"), None
+        args, video = self.args, None
         shared = random.getstate(), np.random.get_state()  # training may draw from these, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
         envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
@@ -657,24 +706,40 @@ class Run:
             film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
             video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
-        obs, rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
-        policy = self.evaluation_policy(self.agent, rng, args)
-        returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in tqdm(range(100_000), "evaluation", leave=False):  # an episode might not end
-            if video and running[0]:  # a game as the agent sees it: 84 x 84, grey
-                video.append_data(obs[0, -1] if in_game else envs.envs[0].render())
-            actions = policy(obs).reshape(envs.action_space.shape)
-            obs, rewards, terminated, truncated, *_ = envs.step(actions)
-            returns += rewards * running
-            running &= ~(terminated | truncated)
-            if not running.any():
+        (obs, _), rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
+        self.agent.eval()
+        choose_actions = self.evaluation_policy(self.agent, rng, args)
+        returns, playing = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
+        for _ in range(100_000):  # an episode might not end
+            if video and playing[0]:
+                video.append_data(self.frame(envs, obs))
+            actions = as_declared(choose_actions(obs), envs.single_action_space)
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            returns += rewards * playing
+            playing &= ~(terminated | truncated)
+            if not playing.any():
                 break
+        else:
+            print(f"evaluation   {playing.sum()} episodes cut after 100,000 steps")
         envs.close()
         if video:
             video.close()
         random.setstate(shared[0])
         np.random.set_state(shared[1])
         return returns
+
+    def arrays(self) -> dict:
+        """What weights.npz holds: parameters, buffers that acting needs, bounds of actions."""
+        tensors = self.agent.state_dict().items()
+        return {name: tensor.cpu().numpy() for name, tensor in tensors} | self.bounds
+
+    def hash(self) -> str:
+        """SHA-256 over the names and arrays of weights.npz."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def save(self):
         """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
@@ -686,7 +751,7 @@ class Run:
             "torch_rng": torch.get_rng_state(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
-        arrays = to_arrays(self.agent)
+        arrays = self.arrays()
         write_file(self.folder / "weights.npz", lambda file: np.savez(file, **arrays))
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
 
@@ -695,14 +760,14 @@ class Run:
         self.bar.close()
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
+        self.envs.close()  # before the evaluation: of some simulators only one can run
         returns = self.evaluate()
         self.writer.add_scalar("eval/episodic_return", returns.mean(), steps)
         self.writer.close()
-        self.envs.close()
         result = {"env_id": self.args.env_id, "algo": self.name, "seed": self.args.seed}
         result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}
         result |= {"eval_return_mean": returns.mean(), "eval_return_std": returns.std()}
-        result |= {"eval_episodes": len(returns), "run_hash": run_hash(self.agent)}
+        result |= {"eval_episodes": len(returns), "run_hash": self.hash()}
         text = json.dumps(result, indent=2) + "\n"
         write_file(self.folder / "result.json", lambda file: file.write(text.encode()))
         (self.folder / "checkpoint.pt").unlink()  # with a replay buffer it is large
@@ -713,91 +778,7 @@ class Run:
         print(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
         print(f"run folder   {self.folder}")
         print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
-        print(f"run hash     {run_hash(self.agent)}")
-
-    def recorded(self, function, *optimizers):
-        """`function`, on a GPU as CUDA graphs, one for each combination of shapes and flags: called
-        once, recorded, then replayed. All else it reads must change in place, but learning rates.
-        """
-        if self.device.type != "cuda":
-            return function
-        groups, graphs = [group for optimizer in optimizers for group in optimizer.param_groups], {}
-        rates = [torch.tensor(0.0, device=self.device) for group in groups]
-
-        def replayed(*inputs):
-            for group, rate in zip(groups, rates, strict=True):
-                rate.fill_(group["lr"])  # which train may have set to a float
-                group["lr"], group["capturable"] = rate, True
-            # of a float that changes, a graph would keep the old value
-            inputs = tree_map_only(float, lambda x: torch.tensor(x, device=self.device), inputs)
-            flat, _ = tree_flatten(inputs)
-            key = tuple(x.shape if torch.is_tensor(x) else x for x in flat)
-            if key not in graphs:  # lets torch and the optimizer make what they keep
-                graphs[key] = None
-                torch.cuda.synchronize()
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    outputs = function(*inputs)
-                torch.cuda.synchronize()
-                return outputs
-            if graphs[key] is None:
-                held = tree_map_only(torch.Tensor, torch.clone, inputs)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    outputs = function(*held)
-                graphs[key] = graph, tree_flatten(held)[0], outputs
-            graph, held, outputs = graphs[key]
-            for x, y in zip(held, flat, strict=True):
-                if torch.is_tensor(x):
-                    x.copy_(y)
-            graph.replay()
-            return tree_map_only(torch.Tensor, torch.clone, outputs)
-
-        return replayed
-
-
-class Vector(nn.Parameter):
-    """All parameters of a module as one vector, of which they become views, so that an optimizer's
-    step is one operation. Their gradients are views, too; one that zero_grad drops becomes 0.
-    """
-
-    def __new__(cls, module):
-        parameters = list(module.parameters())
-        vector = super().__new__(cls, torch.cat([p.detach().flatten() for p in parameters]))
-        vector.gradient, vector.parts = torch.zeros_like(vector.data), []
-        sizes = [p.numel() for p in parameters]
-        views = zip(vector.data.split(sizes), vector.gradient.split(sizes), strict=True)
-        for p, (data, grad) in zip(parameters, views, strict=True):
-            p.data, p.grad = data.view_as(p), grad.view_as(p)
-            vector.parts.append((p, p.grad))
-        return vector
-
-    @property
-    def grad(self):
-        for p, view in self.parts:
-            if p.grad is not view:  # dropped, and maybe made anew by a backward pass
-                view.zero_() if p.grad is None else view.copy_(p.grad)
-                p.grad = view
-        return self.gradient
-
-    @grad.setter
-    def grad(self, value):
-        self.gradient.zero_() if value is None else self.gradient.copy_(value)
-
-
-def clip_gradient(optimizer, max_norm: float):
-    """Scales the gradient of Vector to max_norm if it is longer, as clip_grad_norm_ does."""
-    (vector,) = optimizer.param_groups[0]["params"]
-    vector.grad[None].renorm_(p=2, dim=0, maxnorm=max_norm)  # of a matrix of one row
-
-
-def skip_compiler_import():
-    """Keeps torch's optimizers from importing the compiler (1.2 s) and calling it at each step."""
-    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(torch.optim.Optimizer, method).__wrapped__
-        method.__dynamo_disable = method
-    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
-        optimizer.step = torch.no_grad()(optimizer.step.__wrapped__)
-    torch.autograd.profiler.record_function = contextlib.nullcontext  # nor the profiler, 50 us each
+        print(f"run hash     {self.hash()}")
 
 
 def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
@@ -807,9 +788,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
     args = parse_args(name, args_class, sys.argv[1:])
     run = Run(name, args, make_agent, evaluation_policy, make_envs)
     if run.args.evaluate:
-        Vector(run.agent)  # as in training: how torch rounds depends on where weights begin
+        run.envs.close()
         return run.print_result(run.evaluate())
-    skip_compiler_import()
     resume = f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(run.folder)])}"
     try:
         train(run.args, run)
@@ -821,6 +801,13 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         error.add_note(resume)
         raise
 
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
+#   "tensorboard==2.21.0", "tqdm==4.70.1", "pygame-ce==2.5.8", "box2d==2.3.10", "mujoco==4.0.0",
+#   "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
+# ///
 
 if __name__ == "__main__":
     main("td3", RunArgs, make_agent, train, evaluation_policy)
