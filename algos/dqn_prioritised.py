@@ -8,10 +8,10 @@ Run       python algos/dqn_prioritised.py                                      C
 
 It imports dqn.py, which must lie beside it, and holds only what differs:
 - a sum tree over the replay buffer draws a step with probability P = p^a / sum of all p^a, where
-  p is the size of its TD error, of a distribution (C51) the cross-entropy, and 1e-6;
+  p is the size of its TD error, of a distribution (C51) the cross-entropy, plus 1e-6;
 - a step that was never replayed has the largest p so far, so that it soon is;
 - its loss is weighted by (N P)^-b, N the steps held, over the largest such weight of the batch;
-- `learn_once` hands a minibatch's errors back to the buffer.
+  the curve losses/td_loss shows the mean of these weighted losses.
 With --priority-exponent 0 it is dqn, to the last bit.
 """
 
@@ -21,19 +21,91 @@ from functools import partial
 import dqn
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 
 @dataclass
 class Args(dqn.RunArgs):
-    priority_exponent: float = 0.6
-    """a: 0 replays all steps alike, 1 in proportion to their errors."""
-    importance_exponent: float = 0.4
-    """b at the start: how far weights make up for it; it rises linearly to 1, entirely."""
+    priority_exponent: float = 0.6  # a: 0 replays all steps alike, 1 in proportion to errors.
+    importance_exponent: float = 0.4  # b at the start; it rises linearly to 1, full correction.
 
     def check(self):
         super().check()
-        dqn.require_range(self, "priority_exponent importance_exponent", low=0, high=1)
+        dqn.require_range(self, "priority_exponent importance_exponent", high=1)
+
+
+def train(args: Args, run: dqn.Run):
+    buffer = ReplayBuffer(args, run.obs_space, 4 if args.env_id.startswith("ALE/") else 1)
+    dqn.train(args, run, buffer, partial(weighted_losses, buffer))
+
+
+def weighted_losses(buffer, q_network, target_q_network, batch, args):
+    """dqn's losses, weighted; the steps that the batch was drawn from get new priorities."""
+    losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
+    losses, errors, scalars = losses_of(q_network, target_q_network, batch, args)
+    assert losses.shape == batch["weights"].shape, (losses.shape, batch["weights"].shape)
+    buffer.set_errors(*buffer.drawn, errors.detach().cpu().numpy())
+    return batch["weights"] * losses, errors, scalars
+
+
+class ReplayBuffer(dqn.ReplayBuffer):
+    """dqn's, with a priority for each step, (|error| + 1e-6)^a: 0 for those that cannot be drawn.
+
+    A step is named by its number, counted from 0, and its environment: (batch,) each.
+    """
+
+    def __init__(self, args: Args, obs_space, stack: int = 1):
+        super().__init__(args.buffer_size, args.num_envs, obs_space, stack)
+        self.args, self.exponent, self.largest = args, args.priority_exponent, 1.0  # largest so far
+        self.tree, self.envs = SumTree(self.slots * self.num_envs), np.arange(self.num_envs)
+
+    def leaves(self, steps, envs):
+        return steps % self.slots * self.num_envs + envs
+
+    def add(self, *step):
+        super().add(*step)
+        new, gone = (self.leaves(self.total - age, self.envs) for age in (1, self.length + 1))
+        self.tree[gone], self.tree[new] = 0.0, self.largest
+
+    def draw(self, batch_size, rng):
+        if self.exponent == 0:
+            ages, envs = super().draw(batch_size, rng)
+        else:  # one from each of batch_size equal parts of the sum: appendix B.2.1
+            shares = (np.arange(batch_size) + rng.random(batch_size)) / batch_size
+            slots, envs = np.divmod(self.tree.find(shares), self.num_envs)
+            ages = (self.total - slots) % self.slots
+        self.drawn = self.total - ages, envs
+        return ages, envs
+
+    def sample(self, batch_size, n_step, gamma, rng):
+        """As dqn's, and `weights`, (batch_size,); `drawn` then names the steps."""
+        batch = super().sample(batch_size, n_step, gamma, rng)
+        probabilities = self.tree[self.leaves(*self.drawn)] / self.tree.total()
+        start, duration = self.args.importance_exponent, self.args.total_timesteps
+        exponent = dqn.linear_schedule(start, 1.0, duration, self.total * self.num_envs)
+        batch["weights"] = importance_weights(probabilities, exponent)
+        return batch
+
+    def set_errors(self, steps, envs, errors):
+        """New priorities by the sizes of TD errors, (batch,)."""
+        assert steps.shape == envs.shape == errors.shape, (steps.shape, errors.shape)
+        held = steps >= self.total - self.length  # others have taken the places of the rest
+        priorities = (np.float64(errors[held]) + 1e-6) ** self.exponent
+        self.tree[self.leaves(steps[held], envs[held])] = priorities
+        self.largest = max(self.largest, priorities.max(initial=0.0))
+
+    def state_dict(self) -> dict:
+        priorities = torch.as_tensor(self.tree[np.arange(self.slots * self.num_envs)])
+        return {**super().state_dict(), "priorities": priorities, "largest": float(self.largest)}
+
+    def load_state_dict(self, state: dict):
+        super().load_state_dict(state)
+        self.tree[np.arange(self.slots * self.num_envs)] = state["priorities"].numpy()
+        self.largest = state["largest"]
+
+
+def importance_weights(probabilities, exponent: float):
+    """(N P)^-b, divided by the largest of the batch, so that N cancels; section 3.4. (batch,)."""
+    return np.float32((probabilities / probabilities.min()) ** -exponent)
 
 
 class SumTree:
@@ -76,106 +148,6 @@ class SumTree:
             sums = sums - left * right
             nodes += right
         return nodes - self.first_leaf
-
-
-def importance_weights(probabilities, exponent: float):
-    """(N P)^-b, divided by the largest of the batch, so that N cancels; section 3.4. (batch,)."""
-    return np.float32((probabilities / probabilities.min()) ** -exponent)
-
-
-class ReplayBuffer(dqn.ReplayBuffer):
-    """dqn's, with a priority for each step, (|error| + 1e-6)^a: 0 for those that cannot be drawn.
-
-    A step is named by its number, counted from 0, and its environment: (batch,) each.
-    """
-
-    def __init__(self, *sizes, exponent: float):
-        super().__init__(*sizes)
-        self.exponent, self.largest = exponent, 1.0  # of all priorities so far
-        self.tree, self.envs = SumTree(self.slots * self.num_envs), np.arange(self.num_envs)
-
-    def leaves(self, steps, envs):
-        return steps % self.slots * self.num_envs + envs
-
-    def add(self, *step):
-        super().add(*step)
-        new, gone = (self.leaves(self.total - age, self.envs) for age in (1, self.length + 1))
-        self.tree[gone], self.tree[new] = 0.0, self.largest
-
-    def draw(self, batch_size, rng):
-        if self.exponent == 0:
-            ages, envs = super().draw(batch_size, rng)
-        else:  # one from each of batch_size equal parts of the sum: appendix B.2.1
-            shares = (np.arange(batch_size) + rng.random(batch_size)) / batch_size
-            slots, envs = np.divmod(self.tree.find(shares), self.num_envs)
-            ages = (self.total - slots) % self.slots
-        self.drawn = self.total - ages, envs
-        return ages, envs
-
-    def sample(self, batch_size, n_step, gamma, rng, importance_exponent):
-        """As dqn's, and `weights`, (batch_size,); `drawn` then names the steps."""
-        batch = super().sample(batch_size, n_step, gamma, rng)
-        probabilities = self.tree[self.leaves(*self.drawn)] / self.tree.total()
-        batch["weights"] = importance_weights(probabilities, importance_exponent)
-        return batch
-
-    def set_errors(self, steps, envs, errors):
-        """New priorities by the sizes of TD errors, (batch,)."""
-        assert steps.shape == envs.shape == errors.shape, (steps.shape, errors.shape)
-        held = steps >= self.total - self.length  # others have taken the places of the rest
-        priorities = (np.float64(errors[held]) + 1e-6) ** self.exponent
-        self.tree[self.leaves(steps[held], envs[held])] = priorities
-        self.largest = max(self.largest, priorities.max(initial=0.0))
-
-    def state_dict(self) -> dict:
-        priorities = torch.as_tensor(self.tree[np.arange(self.slots * self.num_envs)])
-        return {**super().state_dict(), "priorities": priorities, "largest": float(self.largest)}
-
-    def load_state_dict(self, state: dict):
-        super().load_state_dict(state)
-        self.tree[np.arange(self.slots * self.num_envs)] = state["priorities"].numpy()
-        self.largest = state["largest"]
-
-
-def row_losses(q_network, target_q_network, batch, args):
-    """dqn's loss of each row, (batch,); the sizes of the TD errors, (batch,), not weighted, squared
-    or clipped as losses may be; the logits of the actions taken, (batch, 1, atoms).
-    """
-    target = dqn.q_target(q_network, target_q_network, batch, args)
-    rows = torch.arange(len(target), device=q_network.device)
-    taken_logits = q_network(batch["obs"])[rows, batch["actions"]]  # (batch, atoms)
-    if args.n_atoms == 1:
-        q_values = q_network.q_values(taken_logits[:, None]).squeeze(1)
-        assert q_values.shape == target.shape, (q_values.shape, target.shape)
-        loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
-        losses, errors = loss_function(q_values, target, reduction="none"), target - q_values
-    else:
-        losses = errors = F.cross_entropy(taken_logits, target, reduction="none")
-    return losses, errors.detach().abs(), taken_logits.detach()[:, None]
-
-
-def q_loss(q_network, target_q_network, batch, args):
-    """The mean of the weighted losses; then logits and errors, which dqn.update hands through."""
-    losses, *others = row_losses(q_network, target_q_network, batch, args)
-    assert losses.shape == batch["weights"].shape, (losses.shape, batch["weights"].shape)
-    return (batch["weights"] * losses).mean(), others
-
-
-def learn_once(learn, buffer, args: Args, run: dqn.Run, step: int):
-    """A gradient step; the steps that it is made of get new priorities. Returns the batch, and what
-    dqn.losses keeps of it.
-    """
-    exponent = dqn.linear_schedule(args.importance_exponent, 1.0, args.total_timesteps, step)
-    batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng, exponent)
-    batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-    loss, (errors, taken_logits) = learn(batch)
-    buffer.set_errors(*buffer.drawn, errors.cpu().numpy())
-    return batch, (loss, taken_logits)
-
-
-def train(args: Args, run: dqn.Run):
-    make_buffer = partial(ReplayBuffer, exponent=args.priority_exponent)
-    dqn.train(args, run, q_loss, make_buffer, learn_once)
 
 
 if __name__ == "__main__":

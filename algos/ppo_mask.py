@@ -6,37 +6,39 @@ Run       python algos/ppo_mask.py --env-id tasks:InvalidActions-v0      70 acti
           python algos/ppo_mask.py --env-id tasks:ShuffledCartPole-v0    the slots change places
 
 It imports ppo.py, which must lie beside it, and holds only what differs:
-- observations are a Dict: `action_mask` (n,), 1 where an action is valid, then perhaps
-  `avail_actions` (n, k), a row of k numbers for each action, then all that the networks see;
-- the logit of an invalid action is -1e8, in acting, log-probability and entropy: its probability is
-  exactly 0, and so is its gradient;
+- observations are a Dict: `action_mask` (n,), 1 where an action is valid; perhaps `avail_actions`
+  (n, k), a row of k numbers for each action, each Box or MultiBinary; then what the networks see;
+- the logit of an invalid action is -1e8, in acting and in the loss: its probability is 0;
 - with embeddings the actor gives k numbers, and a logit is their product with the action's row, so
   that actions may change places from step to step, and new ones may come.
 """
 
+import json
 from dataclasses import dataclass
 
 import gymnasium as gym
-import numpy as np
 import ppo
 import torch
 
 
 @dataclass
 class Args(ppo.RunArgs):
-    env_id: str = "tasks:InvalidActions-v0"
-    """Environment whose observations begin with an action_mask."""
+    env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
 
 
-def embedding_size(env_id: str, num_actions: int):
-    """k of avail_actions, 0 without them, None if observations are not as described above."""
-    space = gym.make(env_id).observation_space  # make_env flattens it, its parts in this order
-    shapes = {k: x.shape for k, x in space.items()} if isinstance(space, gym.spaces.Dict) else {}
+def embedding_size(args, num_actions: int) -> int:
+    """k of avail_actions, 0 without them. Ends the script where observations are not as above."""
+    with gym.make(args.env_id, **json.loads(args.env_kwargs)) as env:
+        space = env.observation_space  # make_env flattens it, its parts in this order
+    parts = space.items() if isinstance(space, gym.spaces.Dict) else ()
+    numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of other spaces it makes one-hots
+    shapes = {name: part.shape if isinstance(part, numbers) else None for name, part in parts}
     match list(shapes.items()):
-        case [("action_mask", (n,)), ("avail_actions", (m, k)), *_] if n == m == num_actions:
+        case [("action_mask", (n,)), ("avail_actions", (m, k)), _, *_] if n == m == num_actions:
             return k
-        case [("action_mask", (n,)), *_] if n == num_actions and "avail_actions" not in shapes:
+        case [("action_mask", (n,)), _, *_] if n == num_actions and "avail_actions" not in shapes:
             return 0
+    ppo.fail(f"{args.env_id}: observations must be as ppo_mask.py says at its top, not {space}")
 
 
 def split_obs(obs, n: int, k: int):
@@ -52,15 +54,14 @@ def masked(logits, mask):
     NaN; and two of the lowest float32 added are -inf again.
     """
     assert logits.shape == mask.shape, (logits.shape, mask.shape)
-    where = torch.where if torch.is_tensor(logits) else np.where
-    return where(mask > 0, logits, -1e8)
+    return torch.where(mask > 0, logits, -1e8)
 
 
 class Agent(ppo.Agent):
     """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        self.n, self.k = num_outputs, embedding_size(args.env_id, num_outputs)
+        self.n, self.k = num_outputs, embedding_size(args, num_outputs)
         rest = input_shape[0] - self.n - self.n * self.k
         super().make_networks(args, (rest,), self.k or self.n)
 
@@ -80,15 +81,14 @@ class Agent(ppo.Agent):
         return super().value(features[2])
 
     def act(self, obs, rng, greedy=False):
-        assert (obs[:, : self.n] > 0).any(axis=1).all(), "an action_mask has no valid action"
+        if not (obs[:, : self.n] > 0).any(axis=1).all():
+            ppo.fail("an action_mask has no valid action")
         return super().act(obs, rng, greedy)
 
 
 def make_agent(args, obs_space, action_space):
     if not isinstance(action_space, gym.spaces.Discrete):
-        ppo.fail(f"ppo_mask takes Discrete action spaces, not {action_space}")
-    if embedding_size(args.env_id, action_space.n) is None:
-        ppo.fail(f"{args.env_id}: observations must be as the top of this script says")
+        ppo.fail(f"actions must be Discrete, not {action_space}")
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 

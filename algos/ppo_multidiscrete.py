@@ -13,22 +13,19 @@ What differs from ppo.py:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
-import numpy as np
 import ppo
 import torch
 import torch.nn.functional as F
-from gymnasium.vector.utils import batch_space
 from torch import nn
 
 
 @dataclass
 class Args(ppo.RunArgs):
-    env_id: str = "tasks:Match-v0"
-    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
-    autoregressive: bool = False
-    """Draws the components one after the other, each given those before it."""
+    env_id: str = "tasks:Match-v0"  # Environment with several discrete actions at once.
+    autoregressive: bool = False  # Draws components one after the other, each given those before.
 
 
 def multi_categorical_log_prob_and_entropy(logits, actions, nvec):
@@ -44,34 +41,19 @@ def multi_categorical_log_prob_and_entropy(logits, actions, nvec):
     return sum(log_probs), sum(entropies)
 
 
-def one_hot(actions, n: int):  # (batch,) -> (batch, n), arrays or tensors
-    if torch.is_tensor(actions):
-        return F.one_hot(actions, n).float()
-    return np.eye(n, dtype=np.float32)[actions]
-
-
 class Agent(ppo.Agent):
     """ppo's, with a softmax for each of the d components of an action, counted from 0."""
 
-    def __init__(self, args, obs_space, action_space):
-        self.nvec, self.start = action_space.nvec.ravel().tolist(), action_space.start.ravel()
-        super().__init__(args, obs_space, gym.spaces.Discrete(sum(self.nvec)))
+    def __init__(self, args, obs_space, action_space, nvec):  # of all choices, as one Discrete
+        self.nvec = nvec
+        super().__init__(args, obs_space, action_space)
 
-    def to_env(self, action):  # (batch, d) -> (batch, d)
-        return action + self.start
+    def sample(self, outputs, rng, greedy=False):  # logits (batch, sum(nvec)) -> (batch, d)
+        parts = outputs.split(self.nvec, dim=1)
+        return torch.stack([ppo.Agent.sample(self, part, rng, greedy) for part in parts], dim=1)
 
-    def sample(self, policy, rng, greedy=False):  # array (batch, sum(nvec)) -> (batch, d)
-        parts = np.split(policy, np.cumsum(self.nvec)[:-1], axis=1)
-        return np.stack([ppo.Agent.sample(self, part, rng, greedy) for part in parts], axis=1)
-
-    def logits(self, features, actions):  # (batch, n), (batch, d) -> (batch, sum(nvec))
-        return self.policy(features)
-
-    def evaluate_actions(self, batch):
-        features, actions = self.features(batch["obs"]), batch["actions"]
-        logits = self.logits(features, actions)
-        scores = multi_categorical_log_prob_and_entropy(logits, actions, self.nvec)
-        return *scores, self.value(features)
+    def log_prob_and_entropy(self, outputs, actions):
+        return multi_categorical_log_prob_and_entropy(outputs, actions, self.nvec)
 
 
 class AutoregressiveAgent(Agent):
@@ -84,13 +66,11 @@ class AutoregressiveAgent(Agent):
 
     def make_networks(self, args, input_shape, num_outputs):
         super().make_networks(args, input_shape, num_outputs)
-        sizes = [512 if self.sees_images else input_shape[0]]
-        heads = []
+        num_inputs, self.actor = 512 if self.sees_images else input_shape[0], nn.ModuleList()
         for n in self.nvec:
             # with hidden layers: a linear one could not say "as a_1 in this state, else not"
-            heads.append(ppo.mlp(sum(sizes), args.hidden_size, args.activation, n, 0.01))
-            sizes.append(n)
-        self.actor = nn.ModuleList(heads)
+            self.actor.append(ppo.mlp(num_inputs, args.hidden_size, args.activation, n, 0.01))
+            num_inputs += n
 
     def policy(self, features):
         return features
@@ -98,43 +78,32 @@ class AutoregressiveAgent(Agent):
     def next_logits(self, features, actions):
         """Of component i, given those before it, (batch, i) -> (batch, nvec[i])."""
         i = actions.shape[1]
-        one_hots = [one_hot(actions[:, j], self.nvec[j]) for j in range(i)]
-        concatenate = torch.cat if torch.is_tensor(features) else np.concatenate
-        return self.actor[i](concatenate([features, *one_hots], 1))
+        one_hots = [F.one_hot(actions[:, j], self.nvec[j]) for j in range(i)]
+        return self.actor[i](torch.cat([features, *one_hots], dim=1))
 
-    def sample(self, policy, rng, greedy=False):  # features (batch, n) -> (batch, d)
-        actions = np.zeros((len(policy), 0), np.int64)
+    def sample(self, outputs, rng, greedy=False):  # features (batch, n) -> (batch, d)
+        actions = torch.zeros((len(outputs), 0), dtype=torch.int64, device=outputs.device)
         for _ in self.nvec:
-            inputs = policy, actions
-            if self.device.type != "cpu":  # where the networks take no arrays
-                inputs = [torch.as_tensor(x, device=self.device) for x in inputs]
-            logits = torch.as_tensor(self.next_logits(*inputs)).numpy(force=True)
-            drawn = ppo.Agent.sample(self, logits, rng, greedy)
-            actions = np.concatenate([actions, drawn[:, None]], axis=1)
+            drawn = ppo.Agent.sample(self, self.next_logits(outputs, actions), rng, greedy)
+            actions = torch.cat([actions, drawn[:, None]], dim=1)
         return actions
 
-    def logits(self, features, actions):  # of stored actions, whose components are all known
-        parts = [self.next_logits(features, actions[:, :i]) for i in range(len(self.nvec))]
-        return torch.cat(parts, dim=1)
-
-
-def make_envs(args, num_envs, training=True, **keywords):
-    """As in ppo.py, but a Tuple of Discrete becomes MultiDiscrete."""
-    envs = ppo.make_envs(args, num_envs, training, **keywords)
-    parts = envs.single_action_space
-    if isinstance(parts, gym.spaces.Tuple) and {type(p) for p in parts} == {gym.spaces.Discrete}:
-        space = gym.spaces.MultiDiscrete([p.n for p in parts], start=[p.start for p in parts])
-        envs.envs = [gym.wrappers.TransformAction(env, tuple, space) for env in envs.envs]
-        envs.single_action_space, envs.action_space = space, batch_space(space, num_envs)
-    return envs
+    def log_prob_and_entropy(self, outputs, actions):  # of stored actions: all components are known
+        logits = [self.next_logits(outputs, actions[:, :i]) for i in range(len(self.nvec))]
+        return super().log_prob_and_entropy(torch.cat(logits, dim=1), actions)
 
 
 def make_agent(args, obs_space, action_space):
-    if not isinstance(action_space, gym.spaces.MultiDiscrete):
+    nvec, parts = [], action_space if isinstance(action_space, gym.spaces.Tuple) else ()
+    if isinstance(action_space, gym.spaces.MultiDiscrete):
+        nvec = action_space.nvec.ravel().tolist()
+    elif all(isinstance(part, gym.spaces.Discrete) for part in parts):
+        nvec = [int(part.n) for part in parts]
+    if not nvec:
         ppo.fail(f"ppo_multidiscrete takes MultiDiscrete and Tuple of Discrete, not {action_space}")
-    agent_class = AutoregressiveAgent if args.autoregressive else Agent
-    return agent_class(args, obs_space, action_space)
+    agent_class = partial(AutoregressiveAgent if args.autoregressive else Agent, nvec=nvec)
+    return ppo.make_agent(args, obs_space, gym.spaces.Discrete(sum(nvec)), agent_class)
 
 
 if __name__ == "__main__":
-    ppo.main("ppo_multidiscrete", Args, make_agent, ppo.train, ppo.evaluation_policy, make_envs)
+    ppo.main("ppo_multidiscrete", Args, make_agent, ppo.train, ppo.evaluation_policy)

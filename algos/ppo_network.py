@@ -10,12 +10,12 @@ What differs from ppo.py:
 - images of 84 x 84 pixels go through RLlib's convolutions, with 16, 32 and 256 channels; what is
   left is one pixel, and the policy's last layer a 1 x 1 convolution of it, as it is there;
 - policy and value share all but their last layers, or, with --no-share-trunk, nothing;
-- with --batch-norm each hidden layer is normalised before its activation. Acting, the old
-  log-probabilities and the loss all use the running statistics, in evaluation mode, so that what
-  acts is what learns; between two rollouts the last one renews them, once.
+- with --batch-norm each hidden layer is normalised before its activation, by running statistics in
+  the loss, too: by a minibatch's own an observation would mean something else beside others. Each
+  rollout renews them once, when the log-probabilities that acted are known and before the update:
+  what learns is what acts next, and the ratio of new to old counts this change as well.
 """
 
-import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,10 +28,8 @@ MOMENTUM = 0.02  # of running statistics: torch's 0.1 changes the policy too muc
 
 @dataclass
 class Args(ppo.RunArgs):
-    share_trunk: bool = True
-    """Policy and value share all but their last layers."""
-    batch_norm: bool = False
-    """Normalises what each hidden layer gives out, before its activation."""
+    share_trunk: bool = True  # Policy and value share all but their last layers.
+    batch_norm: bool = False  # Normalises what hidden layers give out, before their activations.
 
     def check(self):
         super().check()
@@ -39,13 +37,24 @@ class Args(ppo.RunArgs):
             ppo.fail("bf16 is for convolutions that policy and value share")
 
 
+@torch.no_grad()
+def make_batch(agent, buffer, args, running_returns):
+    """ppo's; then moves running means and variances a step to those of the rollout."""
+    batch, running_returns = ppo.rollout_batch(agent, buffer, args, running_returns)
+    if args.batch_norm and len(batch["obs"]) > 1:  # a single observation has no variance
+        agent.train(False, renew=True)
+        agent.evaluate_actions(batch)
+        agent.eval()
+    return batch, running_returns
+
+
 def hidden_layers(args, input_shape):
     """Two for vectors: (batch, inputs) -> (batch, hidden_size)."""
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[args.activation]
-    layers, sizes = [], (*input_shape, args.hidden_size, args.hidden_size)
-    for num_inputs, num_outputs in itertools.pairwise(sizes):
-        norm = [nn.BatchNorm1d(num_outputs, momentum=MOMENTUM)] if args.batch_norm else []
-        layers += [ppo.initialise(nn.Linear(num_inputs, num_outputs)), *norm, activation()]
+    layers, n = [], args.hidden_size
+    for num_inputs in (*input_shape, n):
+        norm = [nn.BatchNorm1d(n, momentum=MOMENTUM)] if args.batch_norm else []
+        layers += [ppo.initialise(nn.Linear(num_inputs, n)), *norm, activation()]
     return layers
 
 
@@ -54,13 +63,11 @@ def convolutions(args, image_shape):
     if image_shape[1:] != (84, 84):  # what they leave exactly one pixel of
         ppo.fail(f"ppo_network takes images of 84 x 84 pixels, not {image_shape[1:]}")
     # padded as by TensorFlow's "same": 84 pixels to 88, then 21 to 24, the odd ones at the end
-    sizes = (image_shape[0], 16, 8, 4), (16, 32, 4, 2), (32, 256, 11, 1)
-    layers = []
+    layers, sizes = [], ((image_shape[0], 16, 8, 4), (16, 32, 4, 2), (32, 256, 11, 1))
     for padding, size in zip(((2, 2, 2, 2), (1, 2, 1, 2), None), sizes, strict=True):
         norm = [nn.BatchNorm2d(size[1], momentum=MOMENTUM)] if args.batch_norm else []
-        convolution = ppo.initialise(nn.Conv2d(*size))
         layers += [nn.ZeroPad2d(padding)] if padding else []
-        layers += [convolution, *norm, nn.ReLU(inplace=True)]
+        layers += [ppo.initialise(nn.Conv2d(*size)), *norm, nn.ReLU(inplace=True)]
     return layers
 
 
@@ -68,46 +75,34 @@ class Agent(ppo.Agent):
     """ppo's, with other networks. `make_networks` is the place for yours."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        def hidden():  # new layers at each call: two networks must not share them by mistake
+        def hidden(wanted):  # new layers at each call: two networks must not share by mistake
             make = convolutions if self.sees_images else hidden_layers
-            return make(args, input_shape)
+            return make(args, input_shape) if wanted else []
 
-        def policy_head():
-            if self.sees_images:
-                return ppo.initialise(nn.Conv2d(256, num_outputs, 1), 0.01), nn.Flatten()
-            return (ppo.initialise(nn.Linear(args.hidden_size, num_outputs), 0.01),)
-
-        def value_head():
-            if self.sees_images:
-                return nn.Flatten(), ppo.initialise(nn.Linear(256, 1), 1.0)
-            return (ppo.initialise(nn.Linear(args.hidden_size, 1), 1.0),)
-
-        if args.share_trunk:
-            self.trunk = ppo.Layers(*hidden())
-            self.actor, self.critic = ppo.Layers(*policy_head()), ppo.Layers(*value_head())
+        images, share = self.sees_images, args.share_trunk
+        self.trunk = nn.Sequential(*hidden(share))  # of no layers it gives out what it gets
+        self.actor = nn.Sequential(*hidden(not share))
+        if images:
+            self.actor.extend([ppo.initialise(nn.Conv2d(256, num_outputs, 1), 0.01), nn.Flatten()])
         else:
-            self.trunk = ppo.Layers()  # of no layers: gives out what it gets
-            self.actor = ppo.Layers(*hidden(), *policy_head())
-            self.critic = ppo.Layers(*hidden(), *value_head())
-        self.batch_norm = args.batch_norm
-        self.eval()  # for good, but for end_rollout: a module begins in training mode
+            self.actor.append(ppo.initialise(nn.Linear(args.hidden_size, num_outputs), 0.01))
+        self.critic = nn.Sequential(*hidden(not share), *([nn.Flatten()] if images else []))
+        self.critic.append(ppo.initialise(nn.Linear(256 if images else args.hidden_size, 1), 1.0))
 
     def features(self, obs):  # (batch, *obs_shape) -> what policy and value take
         features = super().features(obs)  # of images, what the trunk makes of them
         return features if self.sees_images else self.trunk(features)
 
-    @torch.no_grad()
-    def end_rollout(self, obs):  # (steps, envs, *obs_shape), after the update
-        """Moves running means and variances a step to those of the rollout."""
-        super().end_rollout(obs)
-        if self.batch_norm:
-            self.train()
-            features = self.features(torch.as_tensor(obs, device=self.device).flatten(0, 1))
-            self.policy(features), self.value(features)
-            self.eval()
+    def train(self, mode=True, renew=False):  # torch's eval() calls it, too
+        super().train(mode)
+        for layer in self.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.train(renew)
+        return self
 
 
 make_agent = partial(ppo.make_agent, agent_class=Agent)
+train = partial(ppo.train, make_batch=make_batch)
 
 if __name__ == "__main__":
-    ppo.main("ppo_network", Args, make_agent, ppo.train, ppo.evaluation_policy)
+    ppo.main("ppo_network", Args, make_agent, train, ppo.evaluation_policy)

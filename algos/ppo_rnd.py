@@ -11,40 +11,106 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
 - the bonus is divided by the standard deviation of its discounted sum, never centred;
 - a second critic learns the bonuses' sum, with a discount of its own and across episode ends: to
   die is no way to escape what is still new; the policy follows a weighted sum of both advantages;
-- all this is a part of its own beside the agent, with its own optimizer, outside the clipped norm.
+- all this is a part of its own beside the agent, with a learning rate of its own, which falls as
+  the agent's does, and outside the norm that is clipped.
 Unlike the paper's, networks share nothing, and statistics begin with the first rollout, not with
 random steps before it.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import ppo
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 
 @dataclass
 class Args(ppo.RunArgs):
-    env_id: str = "tasks:FarGoal-v0"
-    """Environment, as gymnasium names it; `package.module:Id-v0` imports that module first."""
-    ext_coef: float = 2.0
-    """Weight of the advantage of the environment's rewards."""
-    int_coef: float = 1.0
-    """Weight of the advantage of the bonuses."""
-    gamma_int: float = 0.99
-    """Discount factor of the bonuses; they go on after an episode's end."""
-    rnd_learning_rate: float = 2e-3
-    """Adam's step size, constant, for the predictor and the critic of bonuses."""
+    env_id: str = "tasks:FarGoal-v0"  # Environment; `package.module:Id-v0` imports that module.
+    ext_coef: float = 2.0  # Weight of the advantage of the environment's rewards.
+    int_coef: float = 1.0  # Weight of the advantage of the bonuses.
+    gamma_int: float = 0.99  # Discount factor of the bonuses; they go on after an episode's end.
+    rnd_learning_rate: float = 2e-3  # Adam's, at the start: predictor and critic of bonuses.
 
     def check(self):
         super().check()
-        ppo.require_range(self, "ext_coef int_coef rnd_learning_rate", low=0)
-        ppo.require_range(self, "gamma_int", low=0, high=1)
+        ppo.require_range(self, "ext_coef int_coef rnd_learning_rate")
+        ppo.require_range(self, "gamma_int", high=1)
 
 
-class Curiosity(torch.nn.Module):
+def train(args: Args, run: ppo.Run):
+    curiosity = Curiosity(args, run.obs_space).to(run.device)
+    groups = [
+        {"params": run.agent.parameters(), "lr": args.learning_rate},
+        {"params": curiosity.learners(), "lr": args.rnd_learning_rate},  # annealed alike
+    ]
+    optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
+    running_bonuses = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
+
+    def make_batch(agent, buffer, args, running_returns):
+        nonlocal running_bonuses
+        batch, running_returns = ppo.rollout_batch(agent, buffer, args, running_returns)
+        running_bonuses, bonus = add_bonuses(
+            batch, agent, curiosity, buffer, run.obs, args, running_bonuses
+        )
+        run.log({"charts/bonus": bonus})
+        return batch, running_returns
+
+    def loss_of(agent, minibatch, args, clip_coef):
+        loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
+        rnd_loss, rnd_terms = curiosity_loss(agent, curiosity, minibatch)
+        return loss + rnd_loss, terms | rnd_terms, log_ratio
+
+    ppo.train(args, run, optimizer, make_batch=make_batch, loss_of=loss_of, curiosity=curiosity)
+
+
+@torch.no_grad()
+def add_bonuses(batch, agent, curiosity, buffer, obs_after, args, running):
+    """Adds to ppo's batch what learns from bonuses; returns the sums to go on from, and the mean.
+
+    obs_after (envs, obs_dim): what is acted on after the rollout.
+    """
+    obs, ended = buffer["obs"], buffer["terminated"] | buffer["truncated"]
+    # of a simulator that gave up: what is no number stays as it was, so that it is nothing new
+    next_obs = np.where(np.isfinite(buffer["next_obs"]), buffer["next_obs"], obs)
+    batch["next_obs"] = torch.as_tensor(next_obs, device=agent.device).flatten(0, 1)
+    curiosity.obs_moments.update(batch["next_obs"])
+    errors = curiosity.errors(batch["next_obs"]).cpu().numpy().reshape(ended.shape)
+    bonuses, running = scaled_bonuses(curiosity, errors, ended, args, running)
+    # to the critic of bonuses life is one episode: after an end follows the next one's beginning
+    obs = torch.as_tensor(np.concatenate([obs, obs_after[None]]), device=agent.device)
+    values = curiosity.value(agent.features(obs)).cpu().numpy()
+    never = np.zeros_like(ended)
+    coefs = args.gamma_int, args.gae_lambda
+    advantages = ppo.gae(bonuses, values[:-1], values[1:], never, never, *coefs)
+    rows = [torch.as_tensor(x, device=agent.device).flatten() for x in (advantages, values[:-1])]
+    batch["bonus_returns"] = rows[0] + rows[1]
+    batch["advantages"] = args.ext_coef * batch["advantages"] + args.int_coef * rows[0]
+    return running, bonuses.mean()
+
+
+def scaled_bonuses(curiosity, errors, ended, args, running):
+    """Errors over the standard deviation of their discounted sum; the sums to go on from, (envs,).
+
+    errors, ended (steps, envs). The sum restarts where an episode ends, so that it is 0 at a
+    checkpoint. Not centred: a bonus below 0 would punish what is only less new.
+    """
+    sums, running = ppo.discounted_returns(errors, ended, args.gamma_int, running)
+    curiosity.return_moments.update(sums.reshape(-1))  # of all steps and environments
+    return errors / curiosity.return_moments.std().item(), running
+
+
+def curiosity_loss(agent, curiosity, minibatch):
+    """The predictor's loss and the critic's; its terms by name."""
+    values = curiosity.value(agent.features(minibatch["obs"]))
+    v_loss = 0.5 * F.mse_loss(values, minibatch["bonus_returns"])
+    error = curiosity.errors(minibatch["next_obs"]).mean()
+    return error + v_loss, {"prediction_error": error, "bonus_value_loss": v_loss}
+
+
+class Curiosity(nn.Module):
     """The fixed target, its predictor, the critic of bonuses, and the statistics of both scales."""
 
     def __init__(self, args, obs_space):
@@ -68,110 +134,14 @@ class Curiosity(torch.nn.Module):
             target = self.target(x)
         return (self.predictor(x) - target).square().mean(dim=1)
 
-    def value(self, features):  # (batch, n), as the agent's networks see it -> (batch,)
+    def value(self, features):  # (..., n), as the agent's networks see it -> (...)
         return self.critic(features).squeeze(-1)
-
-
-def successors_of(buffer):
-    """What each step led to, before any reset: (steps, envs, *obs_shape)."""
-    n = buffer.size
-    successors = np.concatenate([buffer.obs[1:n], buffer.last_successors[None]])
-    ended = (buffer.terminated | buffer.truncated)[:n]
-    if ended.any():
-        successors[ended] = np.concatenate(buffer.final_obs)  # by step, then env, as the mask goes
-    return successors
-
-
-def scaled_bonuses(curiosity, errors, ended, args, running):
-    """Errors over the standard deviation of their discounted sum; the sums to go on from, (envs,).
-
-    errors, ended (steps, envs). The sum restarts where an episode ends, so that it is 0 at a
-    checkpoint. Not centred: a bonus below 0 would punish what is only less new.
-    """
-    sums, running = ppo.discounted_returns(errors, ended, args.gamma_int, running)
-    curiosity.return_moments.update(sums.reshape(-1))  # of all steps and environments
-    return errors / curiosity.return_moments.std().item(), running
-
-
-@torch.no_grad()
-def add_bonuses(batch, agent, curiosity, buffer, next_obs, args, running):
-    """Adds to ppo's batch what learns from bonuses; returns the sums to go on from.
-
-    next_obs (envs, *obs_shape): what is acted on after the rollout.
-    """
-    n, successors = buffer.size, successors_of(buffer)
-    curiosity.obs_moments.update(successors.reshape(-1, *successors.shape[2:]))
-    batch["next_obs"] = torch.as_tensor(successors, device=agent.device).flatten(0, 1)
-    errors = curiosity.errors(batch["next_obs"]).cpu().numpy().reshape(n, -1)
-    ended = (buffer.terminated | buffer.truncated)[:n]
-    bonuses, running = scaled_bonuses(curiosity, errors, ended, args, running)
-    # to the critic of bonuses life is one episode: after an end follows the next one's beginning
-    obs = np.concatenate([buffer.obs[:n], next_obs[None]])
-    features = agent.features(torch.as_tensor(obs, device=agent.device).flatten(0, 1))
-    values = curiosity.value(features).cpu().numpy().reshape(n + 1, -1)
-    never = np.zeros_like(ended)
-    coefs = args.gamma_int, args.gae_lambda
-    advantages = ppo.gae(bonuses, values[:-1], values[1:], never, never, *coefs)
-    rows = [torch.as_tensor(x, device=agent.device).flatten() for x in (advantages, values[:-1])]
-    batch["bonus_returns"] = rows[0] + rows[1]
-    batch["advantages"] = args.ext_coef * batch["advantages"] + args.int_coef * rows[0]
-    return running, bonuses.mean()
-
-
-def curiosity_loss(agent, curiosity, mini):
-    """The predictor's loss and the critic's; its parts by name."""
-    values = curiosity.value(agent.features(mini["obs"]))
-    v_loss = 0.5 * F.mse_loss(values, mini["bonus_returns"])
-    error = curiosity.errors(mini["next_obs"]).mean()
-    return error + v_loss, {"prediction_error": error, "bonus_value_loss": v_loss}
-
-
-def gradient_steps(agent, curiosity, optimizer, rnd_optimizer, args, mini, clip_coef):
-    """ppo's on the agent, then one on what learns of the curiosity; returns what ppo's does."""
-    parts, log_ratio = ppo.gradient_step(agent, optimizer, args, ppo.ppo_loss, mini, clip_coef)
-    loss, rnd_parts = curiosity_loss(agent, curiosity, mini)
-    rnd_optimizer.zero_grad()
-    loss.backward()
-    rnd_optimizer.step()
-    return parts | {name: part.detach() for name, part in rnd_parts.items()}, log_ratio
 
 
 def make_agent(args, obs_space, action_space):
     if len(obs_space.shape) == 3:
         ppo.fail("ppo_rnd takes vectors, not images")
     return ppo.make_agent(args, obs_space, action_space)
-
-
-def train(args: Args, run: ppo.Run):  # as ppo's, but for the lines with curiosity or bonuses
-    agent, curiosity = run.agent, Curiosity(args, run.obs_space).to(run.device)
-    optimizer = torch.optim.Adam([ppo.Vector(agent)], lr=args.learning_rate, eps=1e-5, fused=True)
-    rate = args.rnd_learning_rate
-    rnd_optimizer = torch.optim.Adam(curiosity.learners(), lr=rate, eps=1e-5, fused=True)
-    optimizers = {"optimizer": optimizer, "rnd_optimizer": rnd_optimizer}
-    running_returns, running_bonuses = np.zeros((2, args.num_envs))
-    step, obs = run.start(agent=agent, curiosity=curiosity, **optimizers)
-    learn = partial(gradient_steps, agent, curiosity, *optimizers.values(), args)
-    learn = run.recorded(learn, *optimizers.values())
-    while step < args.total_timesteps:
-        learning_rate, clip_coef = ppo.schedules(args, step)
-        optimizer.param_groups[0]["lr"] = learning_rate
-        buffer = ppo.RolloutBuffer(args.num_steps, args.num_envs, run.obs_space)
-        for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
-            actions = agent.act(obs, run.rng)
-            next_obs, rewards, terminated, truncated, successors = run.step(agent.to_env(actions))
-            if args.clip_reward:
-                rewards = np.sign(rewards)
-            buffer.add(obs, actions, rewards, terminated, truncated, successors)
-            obs = next_obs
-
-        batch, running_returns = ppo.make_batch(agent, buffer, args, running_returns)
-        running_bonuses, bonus = add_bonuses(
-            batch, agent, curiosity, buffer, obs, args, running_bonuses
-        )
-        scalars = ppo.update(learn, batch, args, clip_coef, run.rng)
-        agent.end_rollout(buffer.obs[: buffer.size])
-        scalars |= {"charts/learning_rate": learning_rate, "charts/bonus": bonus}
-        step = run.end_iteration(scalars)
 
 
 if __name__ == "__main__":

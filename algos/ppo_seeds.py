@@ -7,15 +7,17 @@ Run       python algos/ppo_seeds.py --num-seeds 10                     CartPole-
 
 With small networks a gradient step is mostly the start of operations; here each operation serves
 all seeds. It imports ppo.py, which must lie beside it, and holds only what differs:
-- every seed has a run as ppo.py would make it, with environments, generator, statistics, optimizer
+- every seed has a run as ppo.py would make it, with environments, generators, statistics, optimizer
   and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
 - each gradient is clipped and applied by itself, so that seed 3 of ten is ppo.py's seed 3, but for
-  rounding.
+  rounding (and for dropout, which draws another noise here).
 """
 
 import contextlib
+import glob
 import json
+import random
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,25 +28,46 @@ from torch import nn
 
 @dataclass
 class Args(ppo.RunArgs):
-    num_seeds: int = 10
-    """Agents trained at once: with `seed`, seed + 1, and so on."""
-    vary: tuple[str, ...] = ()
-    """A setting and its values, with num_seeds seeds for each: learning_rate 1e-3 2e-3 4e-3."""
+    num_seeds: int = 10  # Agents trained at once: with `seed`, seed + 1, and so on.
+    vary: tuple[str, ...] = ()  # A setting and its values, each with num_seeds seeds: gamma 0.9 1.
 
     def check(self):
         super().check()
         ppo.require_range(self, "num_seeds", low=1)
         if self.target_kl is not None:
             ppo.fail("target_kl would end the epochs of all seeds")
-        if self.vary and self.vary[0] not in VARIED:
-            ppo.fail(f"--vary takes one of {', '.join(VARIED)}, not {self.vary[0]}")
-        try:
-            list(map(float, self.vary[1:]))
-        except ValueError as error:
-            ppo.fail(f"--vary {self.vary[0]} takes numbers: {error}")
+        if self.vary:
+            field, *values = self.vary
+            if field not in VARIED or not values:
+                ppo.fail(f"--vary takes one of {', '.join(VARIED)}, then values, not {self.vary}")
+            try:
+                for value in values:
+                    replace(self, vary=(), **{field: float(value)}).check()
+            except ValueError as error:
+                ppo.fail(f"--vary {field} takes numbers: {error}")
 
 
 VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the loss does not read
+
+
+def train(args: Args, run: ppo.Run):
+    runs, folders = make_runs(args, run)
+    seeds = [Seed(run) for run in runs]
+    for seed in seeds[1:]:
+        seed.run.bar.close()
+    while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
+        # all of them, but after a kill between two checkpoints those that are behind
+        behind = [seed for seed in seeds if seed.step == step]
+        remaining = ppo.linear_schedule(1.0, 0.0, args.total_timesteps, step)
+        batches = [seed.collect(remaining) for seed in behind]
+        clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
+        scalars = update(behind, batches, args, clip_coef)
+        for seed, batch, own in zip(behind, batches, scalars, strict=True):
+            if seed.agent.obs_moments is not None:
+                seed.agent.obs_moments.update(batch["obs"])
+            own["charts/learning_rate"] = seed.optimizer.param_groups[0]["lr"]
+            seed.step = seed.run.end_iteration(own)
+    report(runs, folders)
 
 
 class Seed:
@@ -52,23 +75,75 @@ class Seed:
 
     def __init__(self, run):
         self.run, self.agent, self.args = run, run.agent, run.args
-        self.vector, rate = ppo.Vector(run.agent), run.args.learning_rate
-        self.optimizer = torch.optim.Adam([self.vector], lr=rate, eps=1e-5, fused=True)
+        settings = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
+        self.optimizer = torch.optim.Adam(run.agent.parameters(), **settings)
+        self.first_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.running_returns = np.zeros(run.args.num_envs)
-        self.step, self.obs = run.start(agent=run.agent, optimizer=self.optimizer)
+        self.step = run.start(agent=run.agent, optimizer=self.optimizer)
+        self.shared = random.getstate(), np.random.get_state()  # some environments draw from these
 
-    def collect(self):
-        """A rollout, as ppo.train has it; returns the buffer."""
-        args, agent = self.args, self.agent
-        buffer = ppo.RolloutBuffer(args.num_steps, args.num_envs, self.run.obs_space)
+    def collect(self, remaining):
+        """What ppo.train does before an update. Returns the batch."""
+        args, agent, buffer = self.args, self.agent, ppo.RolloutBuffer()
+        for group, rate in zip(self.optimizer.param_groups, self.first_rates, strict=True):
+            group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
+        random.setstate(self.shared[0])
+        np.random.set_state(self.shared[1])
+        agent.eval()
         for _ in range(min(args.num_steps, (args.total_timesteps - self.step) // args.num_envs)):
-            actions = agent.act(self.obs, self.run.rng)
-            next_obs, rewards, *ends, successors = self.run.step(agent.to_env(actions))
-            if args.clip_reward:
-                rewards = np.sign(rewards)
-            buffer.add(self.obs, actions, rewards, *ends, successors)
-            self.obs = next_obs
-        return buffer
+            buffer.add(**ppo.collect_step(agent, self.run, args))
+        batch, self.running_returns = ppo.rollout_batch(agent, buffer, args, self.running_returns)
+        agent.train()
+        self.shared = random.getstate(), np.random.get_state()
+        return batch
+
+
+def update(seeds, batches, args, clip_coef):
+    """ppo.update for every seed, with an order of samples of its own; returns a dict for each."""
+    batch = {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
+    num_samples, losses = batch["advantages"].shape[1], []
+    num_minibatches = max(1, min(args.num_minibatches, num_samples // 2))
+    for _ in range(args.update_epochs):
+        orders, log_ratios = [seed.run.rng.permutation(num_samples) for seed in seeds], []
+        for rows in np.array_split(np.stack(orders), num_minibatches, axis=1):
+            index = torch.arange(len(seeds))[:, None], torch.as_tensor(rows)
+            minibatch = {name: tensor[index] for name, tensor in batch.items()}
+            terms, log_ratio = gradient_steps(seeds, minibatch, clip_coef)
+            losses.append(terms)
+            log_ratios.append(log_ratio)
+    log_ratios = torch.cat(log_ratios, dim=1)  # (seeds, samples), of the last epoch
+    means = {name: torch.stack([terms[name] for terms in losses]).mean(dim=0) for name in losses[0]}
+    means["approx_kl"] = torch.stack([ppo.approx_kl(x) for x in log_ratios])
+    means["clipfrac"] = ((log_ratios.exp() - 1).abs() > clip_coef).float().mean(dim=1)
+    pairs = zip(batch["values"].cpu().numpy(), batch["returns"].cpu().numpy(), strict=True)
+    means["explained_variance"] = [ppo.explained_variance(*pair) for pair in pairs]
+    means = {f"losses/{name}": x for name, x in means.items()}
+    return [{name: float(x[k]) for name, x in means.items()} for k in range(len(seeds))]
+
+
+def gradient_steps(seeds, minibatch, clip_coef):
+    """One for each: minibatch (seeds, batch, ...) -> terms (seeds,), log ratios (seeds, batch)."""
+    modules = [Loss(seed.agent, seed.args) for seed in seeds]
+    if len(seeds) == 1:  # a stack of one would round otherwise
+        modules, minibatch = modules * 2, {k: torch.cat([x, x]) for k, x in minibatch.items()}
+    weights, buffers = torch.func.stack_module_state(modules)
+
+    def loss_of(weights, buffers, minibatch):  # of one
+        return torch.func.functional_call(modules[0], (weights, buffers), (minibatch, clip_coef))
+
+    losses_of = torch.func.vmap(loss_of, randomness="different")  # of all; noise of its own each
+    losses, terms, log_ratios = losses_of(weights, buffers, minibatch)
+    losses.sum().backward()  # a seed's weights are in its own loss alone
+    for k, seed in enumerate(seeds):
+        for name, parameter in modules[k].named_parameters():
+            gradients = weights[name].grad
+            parameter.grad = None if gradients is None else gradients[k]
+        for name, buffer in modules[k].named_buffers():  # of batch normalisation, for example
+            buffer.copy_(buffers[name][k])
+        nn.utils.clip_grad_norm_(seed.agent.parameters(), seed.args.max_grad_norm)
+        seed.optimizer.step()
+    terms = {name: term[: len(seeds)].detach() for name, term in terms.items()}
+    return terms, log_ratios[: len(seeds)].detach()
 
 
 class Loss(nn.Module):
@@ -78,62 +153,8 @@ class Loss(nn.Module):
         super().__init__()
         self.agent, self.args = agent, args
 
-    def forward(self, mini, clip_coef):
-        return ppo.ppo_loss(self.agent, mini, self.args, clip_coef)
-
-
-def losses_of(seeds):
-    """A function of weights (seeds, n) and of a minibatch of each, tensors (seeds, batch, ...),
-    that returns what ppo_loss does, with the axis (seeds,) in front.
-    """
-    module = Loss(seeds[0].agent, seeds[0].args)
-    shapes = {name: p.shape for name, p in module.named_parameters()}
-    buffers = [dict(Loss(seed.agent, seed.args).named_buffers()) for seed in seeds]
-    buffers = {name: torch.stack([x[name] for x in buffers]) for name in buffers[0]}
-
-    def loss(weights, buffers, mini, clip_coef):  # of one
-        parts = weights.split([shape.numel() for shape in shapes.values()])
-        named = {name: x.view(shapes[name]) for name, x in zip(shapes, parts, strict=True)}
-        return torch.func.functional_call(module, {**named, **buffers}, (mini, clip_coef))
-
-    batched = torch.func.vmap(loss, in_dims=(0, 0, 0, None))
-    return lambda weights, mini, clip_coef: batched(weights, buffers, mini, clip_coef)
-
-
-def gradient_steps(seeds, losses, mini, clip_coef):
-    """One for each seed. Returns the parts of their losses, (seeds,), and the log ratios."""
-    weights = torch.stack([seed.vector.data for seed in seeds]).requires_grad_()
-    loss, parts, log_ratios = losses(weights, mini, clip_coef)
-    (gradients,) = torch.autograd.grad(loss.sum(), weights)  # (seeds, n): of its own loss each
-    for seed, gradient in zip(seeds, gradients, strict=True):
-        seed.vector.grad = gradient
-        ppo.clip_gradient(seed.optimizer, seed.args.max_grad_norm)
-        seed.optimizer.step()
-    return {name: part.detach() for name, part in parts.items()}, log_ratios.detach()
-
-
-def update(seeds, batches, args, clip_coef):
-    """ppo.update for every seed, with an order of samples of its own; returns a dict for each."""
-    batch = {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
-    num_samples, losses, rows = batch["obs"].shape[1], losses_of(seeds), range(len(seeds))
-    num_minibatches, history = min(args.num_minibatches, num_samples // 2), []
-    for _ in range(args.update_epochs):
-        orders, log_ratios = [seed.run.rng.permutation(num_samples) for seed in seeds], []
-        for indices in np.array_split(np.stack(orders), num_minibatches, axis=1):
-            index = torch.arange(len(seeds))[:, None], torch.as_tensor(indices)
-            mini = {name: tensor[index] for name, tensor in batch.items()}
-            parts, log_ratio = gradient_steps(seeds, losses, mini, clip_coef)
-            history.append(parts)
-            log_ratios.append(log_ratio)
-    ratios = torch.cat(log_ratios, dim=1)  # (seeds, samples), of the last epoch
-    means = {name: torch.stack([x[name] for x in history]).mean(dim=0) for name in history[0]}
-    means["approx_kl"] = torch.stack([ppo.approx_kl(x) for x in ratios])
-    means["clipfrac"] = ((ratios.exp() - 1).abs() > clip_coef).float().mean(dim=1)
-    scalars = [{f"losses/{name}": x[k].item() for name, x in means.items()} for k in rows]
-    for k, b in enumerate(batches):
-        variance = ppo.explained_variance(b["values"].numpy(), b["returns"].numpy())
-        scalars[k]["losses/explained_variance"] = variance
-    return scalars
+    def forward(self, minibatch, clip_coef):
+        return ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)
 
 
 def make_agent(args, obs_space, action_space):
@@ -143,19 +164,22 @@ def make_agent(args, obs_space, action_space):
 
 
 def make_runs(args, first):
-    """`first` and a run for each other seed: new ones, or those that are there."""
+    """`first` and a run for each other seed that is not finished, and the folders of all."""
     field, *values = args.vary or ("seed", args.seed)
-    settings = [{field: type(getattr(args, field))(value)} for value in values]
-    settings = [{**x, "seed": args.seed + k} for x in settings for k in range(args.num_seeds)]
-    for name, value in settings[0].items():
-        setattr(first.args, name, value)
-    runs = [first]
+    seeds = range(args.seed, args.seed + args.num_seeds)
+    settings = [{field: float(value), "seed": seed} for value in values for seed in seeds]
+    vars(first.args).update(settings[0])
+    runs, folders, date = [first], [first.folder], "????????-??????"
     for k, own in enumerate(settings[1:], 2):
         own["exp_name"] = f"{first.folder.name}-{k}"
-        if args.resume:
-            (own["resume"],) = map(str, first.folder.parent.glob(f"{first.folder.name}-{k}-*"))
-        runs.append(ppo.Run("ppo_seeds", replace(args, **own), make_agent, ppo.evaluation_policy))
-    return runs
+        pattern = f"{glob.escape(own['exp_name'])}-{own['seed']}-{date}"
+        names = "result.json", "checkpoint.pt"  # without either it was killed right at its start
+        saved = [x for name in names for x in first.folder.parent.glob(f"{pattern}/{name}")]
+        if not saved or saved[0].name == "checkpoint.pt":
+            own["resume"] = str(saved[0].parent) if saved else None
+            runs += [ppo.Run(first.name, replace(args, **own), make_agent, ppo.evaluation_policy)]
+        folders.append(saved[0].parent if saved else runs[-1].folder)
+    return runs, folders
 
 
 def iqm(returns):
@@ -164,44 +188,20 @@ def iqm(returns):
     return returns[..., cut : returns.shape[-1] - cut].mean(axis=-1)
 
 
-def report(runs):
+def report(runs, folders):
     """Ends every run but the first, and prints what all seeds reached together."""
-    results = [runs[0].evaluate().mean()]
     for run in runs[1:]:
         with contextlib.redirect_stdout(None):
             run.finish()
-        result = json.loads((run.folder / "result.json").read_text())
-        results.append(result["eval_return_mean"])
-    for run, value in zip(runs, results, strict=True):
-        print(f"seed {run.args.seed:<7} return {value:.1f}, in {run.folder}")
-    drawn = np.random.default_rng(0).choice(results, (10_000, len(results)))
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders[1:]]
+    first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
+    for result, folder in zip([first, *results], folders, strict=True):
+        print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
+    returns = [result["eval_return_mean"] for result in (first, *results)]
+    drawn = np.random.default_rng(0).choice(returns, (10_000, len(returns)))
     low, high = np.percentile(iqm(drawn), [2.5, 97.5])
-    print(f"all {len(results)} seeds   mean {np.mean(results):.1f}, IQM {iqm(results):.1f}")
+    print(f"all {len(returns)} seeds   mean {np.mean(returns):.1f}, IQM {iqm(returns):.1f}")
     print(f"95% interval   of the IQM, by bootstrap: {low:.1f} to {high:.1f}")
-
-
-def train(args: Args, run: ppo.Run):
-    runs = make_runs(args, run)
-    seeds = [Seed(run) for run in runs]
-    for seed in seeds[1:]:
-        seed.run.bar.close()
-    while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
-        # all of them, but after a kill between two checkpoints those that are behind
-        behind, batches, buffers = [seed for seed in seeds if seed.step == step], [], []
-        for seed in behind:
-            learning_rate, clip_coef = ppo.schedules(seed.args, step)
-            seed.optimizer.param_groups[0]["lr"] = learning_rate
-            buffers.append(seed.collect())
-            batch, seed.running_returns = ppo.make_batch(
-                seed.agent, buffers[-1], seed.args, seed.running_returns
-            )
-            batches.append(batch)
-        scalars = update(behind, batches, args, clip_coef)
-        for seed, buffer, own in zip(behind, buffers, scalars, strict=True):
-            seed.agent.end_rollout(buffer.obs[: buffer.size])
-            rate = seed.optimizer.param_groups[0]["lr"]
-            seed.step = seed.run.end_iteration({"charts/learning_rate": rate, **own})
-    report(runs)
 
 
 if __name__ == "__main__":

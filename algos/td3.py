@@ -16,7 +16,6 @@ Deliberate differences from the paper:
 import copy
 import hashlib
 import importlib
-import itertools
 import json
 import math
 import os
@@ -292,7 +291,7 @@ def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it
 # --------------------------------------------------------------------------------------------------
 # The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
 # It uses Args and what main is given. The algorithm uses fail, require_range and run's agent, rng,
-# device, obs_space, obs, infos, start, step, log and end_iteration.
+# device, obs_space, obs, infos, last_step, start, step, log and end_iteration.
 
 
 @dataclass
@@ -319,7 +318,7 @@ class RunArgs(Args):
 
 def fail(text):
     """Ends the script with exit status 2 and one line about what the user can fix."""
-    print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
+    tqdm.write(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -386,6 +385,10 @@ def make_env(env_id: str, **keywords):
         mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
     env = gym.make(env_id, **keywords)
     space, convert = env.observation_space, np.asarray
+    if not space.is_np_flattenable:
+        fail(f"environment {env_id}: its observations have no fixed size: {space}")
+    if gym.spaces.flatdim(space) == 0:
+        fail(f"environment {env_id}: its observations are empty: {space}")
     if space.dtype == np.uint8 and len(space.shape) > 1:
         shape = channels_first(np.zeros(space.shape, np.uint8)).shape
         space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
@@ -393,14 +396,11 @@ def make_env(env_id: str, **keywords):
     else:
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
-        if not isinstance(env.observation_space, gym.spaces.Box):
-            fail(f"environment {env_id}: its observations have no fixed size: {space}")
         space = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
-    if 0 in space.shape:
-        fail(f"environment {env_id}: its observations are empty: {env.observation_space}")
     # a copy, since some environments write each observation into the same array
     copied = lambda obs: np.array(convert(obs), space.dtype)  # noqa: E731
-    return gym.wrappers.TransformObservation(env, copied, space)
+    env = gym.wrappers.TransformObservation(env, copied, space)
+    return gym.wrappers.TransformReward(env, lambda reward: np.asarray(reward).item())
 
 
 def channels_first(image):
@@ -414,12 +414,12 @@ def channels_first(image):
 def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset, of which Run uses this:
 
-    reset(seed=[...]) -> obs, infos
-    step(actions) -> obs, rewards, terminated, truncated, infos
+    reset(seed=[...]) -> obs, infos; step(actions) -> obs, rewards, terminated, truncated, infos;
     num_envs, single_observation_space (float32 vectors or uint8 images, channels first),
     single_action_space, close(), and for films envs[0].render().
     Where infos["_final_obs"], (num_envs,), is true, an episode ended and the next one began, with
-    obs; infos["final_obs"] has the last one's observation there. All arrays are new at each step.
+    obs; infos["final_obs"] has its last observation there. Where infos are apart, infos[i] has it
+    after each end. All arrays are new at each step.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     try:
@@ -446,23 +446,22 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make
         fail(f"environment {args.env_id} with {keywords}: {error}")
 
 
-class SeparateInfos(gym.vector.VectorEnv):
-    """infos[i] is what environment i says. gymnasium would merge them, which not all allow."""
+class SyncEnvs(gym.vector.SyncVectorEnv):
+    """Environments that are stepped one after the other; infos[i] is what number i says."""
 
-    def _add_info(self, infos, info, i):
+    def _add_info(self, infos, info, i):  # gymnasium would merge them, which not all allow
         infos.setdefault(i, {}).update(info)
-        if "final_obs" in info:
-            infos.setdefault("final_obs", {})[i] = info["final_obs"]
-            infos.setdefault("_final_obs", np.zeros(self.num_envs, np.bool_))[i] = True
         return infos
 
 
-class SyncEnvs(SeparateInfos, gym.vector.SyncVectorEnv):
-    """Environments that are stepped one after the other."""
-
-
-class AsyncEnvs(SeparateInfos, gym.vector.AsyncVectorEnv):
+class AsyncEnvs(gym.vector.AsyncVectorEnv):
     """The same numbers, from processes that step side by side."""
+
+    _add_info = SyncEnvs._add_info
+
+    def __del__(self):  # gymnasium would wait for one that died
+        for process in getattr(self, "processes", []):
+            process.terminate()
 
 
 class InProcess(gym.Wrapper):
@@ -576,7 +575,7 @@ class Run:
         args = self.args
         name = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
         folder = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), self.name, name)
-        for number in itertools.count(2):
+        for number in range(2, 10_000):
             try:
                 folder.mkdir(parents=True)
                 return folder
@@ -628,22 +627,23 @@ class Run:
         """Steps every environment. Returns next_obs, rewards, terminated, truncated, one row each.
 
         `obs` then is what to act on: next_obs, but after an end the new episode's first. infos[i]
-        is what environment i said; after an end that is of the reset, and in "final_info" the rest.
+        is what environment i said; after an end that is of the reset, and in "final_info" the rest
+        (at a checkpoint, which resets all, infos["final_info"] is what all had said).
         """
         args, actions = self.args, as_declared(actions, self.envs.single_action_space)
         self.obs, rewards, terminated, truncated, self.infos = self.envs.step(actions)
-        next_obs = self.obs
         self.step_count += args.num_envs
         if not np.isfinite(rewards).all():
             raise FloatingPointError(f"reward not finite at step {self.step_count}: {rewards}")
         self.returns += rewards
         self.lengths += 1
-        if "final_obs" in self.infos:
-            next_obs = self.obs.copy()
-            for i in np.flatnonzero(self.infos["_final_obs"]):
-                next_obs[i] = self.infos["final_obs"][i]
-                self.finished.append((self.returns[i], self.lengths[i]))
-                self.returns[i] = self.lengths[i] = 0
+        ended = np.flatnonzero(self.infos.get("_final_obs", terminated | truncated))
+        next_obs = self.obs.copy() if len(ended) else self.obs
+        for i in ended:
+            apart = "final_obs" not in self.infos  # see SyncEnvs
+            next_obs[i] = self.infos[i]["final_obs"] if apart else self.infos["final_obs"][i]
+            self.finished.append((self.returns[i], self.lengths[i]))
+            self.returns[i] = self.lengths[i] = 0
         if self.step_count % self.checkpoint_steps == 0:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
@@ -660,7 +660,8 @@ class Run:
         finite; others may be NaN, as a success rate without an episode, and are left out.
         """
         for name, value in scalars.items():
-            if torch.is_tensor(value) or name.startswith("losses/") or math.isfinite(value):
+            is_loss = isinstance(value, torch.Tensor) or name.startswith("losses/")
+            if is_loss or math.isfinite(value):
                 total, count = self.scalars.get(name, (0.0, 0))
                 self.scalars[name] = total + value, count + 1
 
@@ -768,8 +769,8 @@ class Run:
         result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}
         result |= {"eval_return_mean": returns.mean(), "eval_return_std": returns.std()}
         result |= {"eval_episodes": len(returns), "run_hash": self.hash()}
-        text = json.dumps(result, indent=2) + "\n"
-        write_file(self.folder / "result.json", lambda file: file.write(text.encode()))
+        text = json.dumps(result, indent=2)
+        write_file(self.folder / "result.json", lambda file: file.write(f"{text}\n".encode()))
         (self.folder / "checkpoint.pt").unlink()  # with a replay buffer it is large
         print(f"trained      {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} steps/s")
         self.print_result(returns)

@@ -12,9 +12,8 @@ A cell is one table of a config in one environment, over its seeds: <env>-<table
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
 cell whose arguments (but for how often they evaluate) and package versions are the same, if the
 same script trained them or one that trains the same weights: benchmarks/results/same-numbers.json
-says which do. Runs that were resumed with other versions are left out. Without --out, so are runs
-whose settings are not those of a table here, and cells of other arguments or versions with fewer
-seeds than benchmarks/results/ has.
+says which do. Without --out, runs whose settings are not those of a table here are left out, and so
+are cells of other arguments or versions with fewer seeds than benchmarks/results/ has.
 
 A verdict beside a published return rests on the 95% interval of the difference between our mean
 and the published one, and on a fifth of the distance between the published return and a random
@@ -66,10 +65,8 @@ RANDOM_RETURNS = {
     "ALE/Qbert-v5": 163.9,
     "ALE/SpaceInvaders-v5": 148,
 }
-# arguments that a run's numbers do not depend on, and those that the scripts once had, which count
-# only where they were not what the scripts now always do
-FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name", "keep_replay", "cuda_graphs"}
-GONE = {"network": "nature", "share_trunk": "auto", "compile": False, "final_learning_rate": 0.0}
+# arguments that a run's numbers do not depend on
+FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}
 
 
 class UserError(Exception):
@@ -137,10 +134,10 @@ def read_run(folder: Path) -> dict:
     try:
         saved = json.loads((folder / "args.json").read_text())
         result = json.loads((folder / "result.json").read_text())
-        scalars, texts = read_events(folder)
+        scalars, _ = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
         versions = dict(saved["versions"])
-        script = versions.pop("script", None) or versions.pop(f"{result['algo']}.py")  # its SHA-256
+        script = versions.pop("script")  # its SHA-256
         greedy = dict(scalars["eval/episodic_return"])
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
             raise ValueError("its curves lack the evaluation that result.json has")
@@ -153,8 +150,7 @@ def read_run(folder: Path) -> dict:
             "args": saved["args"],
             "versions": versions,
             "script": script,
-            "resumed_with": saved.get("resumed_with"),
-            "command": saved.get("command") or texts["command/text_summary"],
+            "command": saved["command"],
             "returns": {
                 "greedy": greedy,
                 "training": windows(points, steps),
@@ -179,10 +175,8 @@ def collect(runs_dir: Path, results: Path):
             print(f"not of a campaign, left out: {folder}")
         elif not (folder / "result.json").exists():
             print(f"not finished, left out: {folder}")
-        elif (run := read_run(folder))["resumed_with"]:
-            names = ", ".join(sorted(set().union(*run["resumed_with"])))
-            print(f"resumed with another {names}, left out: {folder}")
         else:
+            run = read_run(folder)
             cells[run["env_id"], table].append(run)
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
@@ -202,7 +196,7 @@ def cell_path(env_id: str, table: str, results: Path) -> Path:
 
 def settings_of(args: dict) -> dict:
     """The arguments that a run's numbers depend on."""
-    return {k: v for k, v in args.items() if k not in FREE and (k not in GONE or v != GONE[k])}
+    return {k: v for k, v in args.items() if k not in FREE}
 
 
 def settings(run: dict) -> dict:
@@ -211,11 +205,13 @@ def settings(run: dict) -> dict:
 
 
 def differences(run: dict, first: dict) -> list[tuple]:
-    """(name, its value, the other's) of settings, and of versions that both runs know."""
-    common = run["versions"].keys() & first["versions"].keys()
-    found, expected = (settings(x) | {k: x["versions"][k] for k in common} for x in (run, first))
-    names = (found.keys() | expected.keys()) - {"eval_frequency"}  # which changes no training
-    pairs = [(k, found.get(k), expected.get(k)) for k in sorted(names)]
+    """(name, its value, the other's) of settings and versions that both runs know.
+
+    A flag that only one of their scripts has: same_numbers says whether it matters.
+    """
+    found, expected = (settings(x) | x["versions"] for x in (run, first))
+    names = (found.keys() & expected.keys()) - {"eval_frequency"}  # which changes no training
+    pairs = [(k, found[k], expected[k]) for k in sorted(names)]
     if not same_numbers(run, first["script"]):
         pairs.append(("script", run["script"], first["script"]))
     return [pair for pair in pairs if pair[1] != pair[2]]
@@ -272,6 +268,8 @@ def is_of_table(table: str, run: dict) -> bool:
     if re.fullmatch(r"benchmarks/[^/]+", config) and path.exists():
         tables = tomllib.loads(path.read_text("utf-8"))
     here, reason = tables.get(table, {}), ""
+    # args.json has a table, such as env_kwargs, as JSON
+    here = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in here.items()}
     other = {name for name, value in here.items() if args.get(name) != value}
     typed = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     other |= {name.removeprefix("no_") for name in typed} - here.keys()
@@ -855,7 +853,7 @@ def place(name: str, value: float, cell: Cell, protocol: str) -> str:
 def other_settings(run: AnyRun, cell: Cell) -> str:
     """The arguments in which a run differs from the runs of a cell, of those that both have."""
     free = {"env_id", "seed", "runs_dir", "device", "torch_threads", "eval_frequency"}
-    free |= {"log_frequency", "capture_video", "save_init", "algo"}
+    free |= {"log_frequency", "capture_video", "async_envs", "algo"}
 
     def same(a: str, b: str) -> bool:
         with contextlib.suppress(ValueError):

@@ -19,8 +19,8 @@ stable-baselines3, start-up and everything included. `profile` says what the tim
 goes into, by maintain/profiled.py, in the same cells; beside it `arithmetic`, what the
 floating-point operations would take alone.
 
-Only when they are named: `gpu`, the speed of our scripts on a GPU, with CUDA graphs and without;
-`actors`, that of dqn_apex.py on an environment that waits, which needs Ray.
+Only when they are named: `gpu`, the speed of our scripts on a GPU; `actors`, that of dqn_apex.py on
+an environment that waits, which needs Ray.
 """
 
 import argparse
@@ -116,7 +116,6 @@ ON_GPU = {
     "td3-halfcheetah": (2_400, 6_000, 936),
     "ppo-halfcheetah": (8_192, 20_480, 1_774),
 }
-WITHOUT_A_GPU = 'if self.device.type != "cuda":'  # where Run.recorded makes no CUDA graphs
 # "must" is the project's target. Where the fastest peer known is not among these two, it is that
 # target over what stable-baselines3 did when it was set; C51, which neither has, is held to DQN
 CELLS = {
@@ -235,10 +234,10 @@ def our_flags(cell: Cell, folder: str, device: str = "cpu") -> list:
     return cell.flags.split() + flags
 
 
-def run_ours(cell: Cell, folder: str, device: str = "cpu", scripts: Path = ROOT / "algos") -> dict:
+def run_ours(cell: Cell, folder: str, device: str = "cpu") -> dict:
     """Trains with our script; speed and the seconds to the first update, from its event file."""
     script, *flags = our_flags(cell, folder, device)
-    command = [sys.executable, scripts / f"{script}.py", *flags]
+    command = [sys.executable, ROOT / "algos" / f"{script}.py", *flags]
     started = time.time()
     subprocess.run([str(w) for w in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     times, updates = {}, []
@@ -468,33 +467,24 @@ def measure_profile(name: str, folder: str) -> dict:
     return {"cell": name, **parts, "arithmetic": round(arithmetic, 1)}
 
 
-def measure_gpu(name: str, repeats: int, folder: str) -> list[dict]:
-    """SPS of a cell on the GPU, with CUDA graphs and without, in turns."""
+def measure_gpu(name: str, repeats: int, folder: str) -> dict:
+    """SPS of a cell on the GPU."""
     import torch
 
     first, last, leanrl = ON_GPU[name]
     cell = replace(CELLS[name], first=first, last=last, threads=CELLS[name].num_envs)
-    script = f"{cell.flags.split()[0]}.py"
-    plain = (ROOT / "algos" / script).read_text().replace(WITHOUT_A_GPU, "if True:")
-    (Path(folder) / script).write_text(plain)
-    speeds = {"yes": [], "no": []}
-    for _ in range(repeats):
-        for graphs, scripts in zip(speeds, (ROOT / "algos", Path(folder)), strict=True):
-            speeds[graphs].append(run_ours(cell, folder, "cuda", scripts)["sps"])
-    envs, rows = measured_env_sps(cell), []
-    for graphs, runs in speeds.items():
-        row = {
-            "cell": name,
-            "cuda_graphs": graphs,
-            "sps": round(statistics.median(runs)),
-            "environments_alone": round(envs),
-            "leanrl_h100": leanrl,
-            "gpu": torch.cuda.get_device_name(),
-            "repeats": repeats,
-        }
-        rows.append(row)
-        print("gpu              " + ", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
-    return rows
+    row = {
+        "cell": name,
+        "sps": round(
+            statistics.median(run_ours(cell, folder, "cuda")["sps"] for _ in range(repeats))
+        ),
+        "environments_alone": round(measured_env_sps(cell)),
+        "leanrl_h100": leanrl,
+        "gpu": torch.cuda.get_device_name(),
+        "repeats": repeats,
+    }
+    print("gpu              " + ", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+    return row
 
 
 def measured_gflops(threads: int) -> float:
@@ -633,7 +623,8 @@ def main():
                 keep(RESULTS / "actors.csv", name, rows, names)
             elif name == "gpu":
                 for cell in ON_GPU:
-                    keep(RESULTS / "gpu.csv", cell, measure_gpu(cell, args.repeats, folder), names)
+                    row = measure_gpu(cell, args.repeats, folder)
+                    keep(RESULTS / "gpu.csv", cell, [row], names)
             else:
                 for cell in CELLS:
                     row = measure_profile(cell, folder)

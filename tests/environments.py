@@ -1,10 +1,13 @@
 """Small environments with known answers, for --env-id environments:Name-v0."""
 
+import os
 import random
+import signal
+import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 
 class Clock(gym.Env):
@@ -206,6 +209,169 @@ class Reusing(Clock):
         return self.memory
 
 
+class Declared(Clock):
+    """Ends at once where an action is not what its space declares, to the dtype."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.action_space = space
+
+    def step(self, action):
+        assert action in self.action_space, (action, self.action_space)
+        spaces = self.action_space if isinstance(self.action_space, Tuple) else [self.action_space]
+        parts = action if isinstance(self.action_space, Tuple) else [action]
+        for part, space in zip(parts, spaces, strict=True):
+            assert np.asarray(part).dtype == space.dtype, (np.asarray(part).dtype, space)
+        return super().step(action)
+
+
+class Ending(Clock):
+    """Ends after five steps; the second number of the last observation is `last`."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, last=1.0, length=5, space=None):
+        super().__init__(length, terminates=True)
+        self.last, self.action_space = last, space or self.action_space
+
+    def observe(self):
+        over = self.time == self.length
+        return np.float32([self.time / self.length, self.last if over else 1.0])
+
+
+class NoReward(Declared):
+    """A reward that is not a number, in the twentieth step of all."""
+
+    steps = 0
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.steps += 1
+        return obs, np.nan if self.steps == 20 else reward, terminated, truncated, info
+
+
+class Chatty(Declared):
+    """Infos of every form, from reset and step, under names that gymnasium uses itself, too."""
+
+    def say(self):
+        return {
+            "ragged": np.arange(self.np_random.integers(1, 6)),
+            "nested": [None, {"goal": None}, {"goal": [1, "two"], "n": {"x": 1}}][self.time % 3],
+            "time": self.time,
+            "final_info": "a name of its own",
+            "_final_obs": [],
+            "final_obs": "another",
+        }
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        info = self.say()
+        del info["final_obs"], info["final_info"]  # which gymnasium gives the step before
+        return obs, info
+
+    def step(self, action):
+        return *super().step(action)[:4], self.say()
+
+
+class Film(Clock):
+    """Pictures of any shape, whose pixels are 0 or `high`."""
+
+    def __init__(self, shape, high=255):
+        super().__init__()
+        self.observation_space, self.high = Box(0, high, shape, np.uint8), high
+
+    def observe(self):
+        return np.uint8(self.np_random.integers(2, size=self.observation_space.shape) * self.high)
+
+
+class Seen(Clock):
+    """Observations of any space."""
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.observation_space = observation_space
+
+    def observe(self):
+        return self.observation_space.sample()
+
+
+class Loose(Declared):
+    """A reward with an axis, a whole number as a flag, a list as the observation."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        reward = np.full(1, reward, np.float32)
+        return obs.tolist(), reward, np.bool_(terminated), int(truncated), {}
+
+
+class Reused(Declared):
+    """Two numbers, in one array for good; with `anew` in a new one each time."""
+
+    observation_space = Box(0, 1, (2,), np.float32)
+
+    def __init__(self, space, anew=False):
+        super().__init__(space)
+        self.anew, self.memory = anew, np.zeros(2, np.float32)
+
+    def observe(self):
+        self.memory[:] = self.time / self.length, self.np_random.random()
+        return self.memory.copy() if self.anew else self.memory
+
+
+class Failing(Declared):
+    """Each step takes `seconds`; the one of number `last` raises, or kills its own process."""
+
+    steps = 0
+
+    def __init__(self, space, last=20, kill=False, seconds=0.0):
+        super().__init__(space)
+        self.last, self.kill, self.seconds = last, kill, seconds
+
+    def step(self, action):
+        self.steps += 1
+        time.sleep(self.seconds)
+        if self.steps == self.last:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("the simulator gave up")
+        return super().step(action)
+
+
+class Batch(gym.vector.VectorEnv):
+    """Clocks by the hundred, in NumPy alone, as the docstring of make_envs asks for them."""
+
+    def __init__(self, num_envs, space):
+        self.num_envs, self.single_action_space = num_envs, space
+        self.single_observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+        self.spec = None
+
+    def begin(self, rows):
+        self.time[rows] = 0
+        self.lengths[rows] = self.rng.integers(3, 9, size=self.num_envs)[rows]
+
+    def observe(self):
+        return np.stack([self.time / self.lengths, self.lengths / 9], axis=1).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        assert len(seed) == self.num_envs
+        self.rng = np.random.default_rng(seed)
+        self.time, self.lengths = np.zeros((2, self.num_envs), np.int64)
+        self.begin(np.ones(self.num_envs, np.bool_))
+        return self.observe(), {}
+
+    def step(self, actions):
+        assert all(action in self.single_action_space for action in actions), actions
+        self.time += 1
+        over = self.time == self.lengths
+        terminated = over & (self.lengths % 2 == 0)
+        rewards = np.where(actions.reshape(self.num_envs, -1)[:, 0] > 0, 1.0, 0.0)
+        infos = {}
+        if over.any():
+            infos = {"final_obs": self.observe(), "_final_obs": over}
+            self.begin(over)
+        return self.observe(), rewards, terminated, over & ~terminated, infos
+
+
 def register(name, entry_point, **keywords):
     if name not in gym.registry:
         gym.register(name, entry_point, **keywords)
@@ -242,3 +408,53 @@ PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
 register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)
 CAR = "gymnasium.envs.box2d:CarRacing"
 register("ShortCarRacing-v0", CAR, max_episode_steps=20)
+
+# By name an action space that some script does not expect, for Declared and others.
+THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
+ACTIONS = {
+    "Int8": Discrete(3, dtype=np.int8),
+    "Int32": Discrete(3, dtype=np.int32),
+    "UInt8": Discrete(2, start=200, dtype=np.uint8),
+    "Int32Start": Discrete(3, start=-1, dtype=np.int32),
+    "Start": Discrete(4, start=-7),
+    "Float16": Box(-1, 1, (2,), np.float16),
+    "Float64": Box(np.array([-0.1, 0.1]), np.array([0.1, 0.7]), dtype=np.float64),
+    "Matrix": Box(-0.3, 0.7, (2, 2), np.float64),
+    "LargeFloat16": Box(-6e4, 6e4, (1,), np.float16),
+    "Lopsided": Box(np.float16([-0.1, 3]), np.float16([0.3, 1e4]), dtype=np.float16),
+    "WholeNumbers": Box(0, 5, (2,), np.int64),
+    "Several": MultiDiscrete([2, 3]),
+    "SeveralInt32": MultiDiscrete([2, 3], dtype=np.int32, start=[-1, 4]),
+    "SeveralInt8": MultiDiscrete(np.array([[2, 3], [4, 2]]), dtype=np.int8),
+    "Parts": Tuple((Discrete(2), Discrete(3))),
+    "PartsStart": Tuple((Discrete(2, start=-1), Discrete(3, start=2, dtype=np.int8))),
+    "Switches": MultiBinary(3),
+    "Mixture": Tuple((Discrete(2), Box(-1, 1, (1,)))),
+}
+for name, space in ACTIONS.items():
+    register(f"{name}-v0", Declared, kwargs={"space": space})
+for name, space in (("", THREE), ("Box", ONE)):
+    register(f"Ending{name}-v0", Ending, kwargs={"space": space})
+    register(f"NoReward{name}-v0", NoReward, kwargs={"space": space})
+    register(f"Chatty{name}-v0", Chatty, kwargs={"space": space})
+    register(f"Loose{name}-v0", Loose, kwargs={"space": space})
+    register(f"Reused{name}-v0", Reused, kwargs={"space": space})
+    register(f"Failing{name}-v0", Failing, kwargs={"space": space})
+FILMS = {
+    "StackedColour": (4, 48, 48, 3),
+    "StackedGrey": (4, 48, 44),
+    "Grey": (48, 44),
+    "GreyLast": (48, 44, 1),
+    "ColourFirst": (3, 48, 44),
+    "Grid": (7, 7, 3),
+    "Strip": (200, 8),
+}
+register("Film-v0", Film)
+for name, shape in FILMS.items():
+    register(f"{name}-v0", Film, kwargs={"shape": shape})
+register("Number-v0", Seen, kwargs={"observation_space": Box(0, 1, (), np.float64)})
+register("Bits-v0", Seen, kwargs={"observation_space": MultiBinary((2, 3))})
+register("Both-v0", Seen, kwargs={"observation_space": Tuple((Discrete(3), Box(0, 1, (2, 2))))})
+register("Empty-v0", Seen, kwargs={"observation_space": Box(0, 1, (0,), np.float32)})
+register("EmptyParts-v0", Seen, kwargs={"observation_space": Dict(a=Box(0, 1, (0,)))})
+register("EmptyPicture-v0", Seen, kwargs={"observation_space": Box(0, 255, (0, 48, 3), np.uint8)})

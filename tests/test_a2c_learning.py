@@ -4,7 +4,7 @@ import a2c
 import environments
 import numpy as np
 import pytest
-from conftest import new_run, train
+from conftest import new_run, scalars, stopped, train
 
 
 @pytest.mark.slow
@@ -17,30 +17,39 @@ def test_actions_reach_a_goal_in_lopsided_bounds():
 
 
 def test_the_curves_are_means_over_all_updates_since_the_last_point(monkeypatch):
-    losses, batches, points, update = [], [], [], a2c.update
+    losses, batches, update = [], [], a2c.update
 
     def spy(agent, optimizer, batch, *rest):
         batches.append({name: tensor.numpy() for name, tensor in batch.items()})
         losses.append(update(agent, optimizer, batch, *rest))
-        return losses[-1]
+        return dict(losses[-1])
 
     monkeypatch.setattr(a2c, "update", spy)
-    run = new_run(a2c, num_envs=8, num_steps=5, total_timesteps=400, log_frequency=80)
-    end_iteration = run.end_iteration
-    run.end_iteration = lambda scalars: (points.append(scalars), end_iteration(scalars))[1]
-    a2c.train(run.args, run)
-    assert len(losses) == len(points) == 10
-    assert all(len(scalars) == 1 for scalars in points[::2])  # the learning rate
-    for i in range(1, 10, 2):
+    run = train(a2c, num_envs=8, num_steps=5, total_timesteps=400, log_frequency=80)
+    run.writer.flush()
+    curves = {}
+    for (tag, step), (value,) in scalars(run.folder).items():
+        curves.setdefault(tag, {})[step] = value
+    assert len(losses) == 10
+    for i, step in enumerate(range(80, 401, 80)):
+        two = slice(2 * i, 2 * i + 2)  # the updates since the last point
         for name in ("policy_loss", "value_loss", "entropy"):
-            mean = (losses[i - 1][name].item() + losses[i][name].item()) / 2
-            assert points[i][f"losses/{name}"] == pytest.approx(mean)
-        returns = batches[i]["returns"]
-        explained = 1 - np.var(returns - batches[i]["values"]) / np.var(returns)
-        assert points[i]["losses/explained_variance"] == pytest.approx(explained, rel=1e-4)
+            mean = np.mean([scalars[f"losses/{name}"].item() for scalars in losses[two]])
+            assert curves[f"losses/{name}"][step] == pytest.approx(mean)
+        explained = [
+            1 - np.var(batch["returns"] - batch["values"]) / np.var(batch["returns"])
+            for batch in batches[two]
+        ]
+        found = curves["losses/explained_variance"][step]
+        assert found == pytest.approx(np.mean(explained), rel=1e-4)
+        rates = [2e-3 * (1 - t / 400) for t in (step - 80, step - 40)]
+        assert curves["charts/learning_rate"][step] == pytest.approx(np.mean(rates))
+    assert {tuple(curve) for tag, curve in curves.items() if tag.startswith("losses/")} == {
+        tuple(range(80, 401, 80))
+    }
 
 
 @pytest.mark.slow
 def test_cartpole_is_solved_in_half_the_default_budget():
-    settings = dict(total_timesteps=100_000, anneal_steps=200_000)  # the default schedule
-    assert train(a2c, **settings).evaluate().mean() >= 475
+    run = stopped(new_run(a2c), a2c.train, after=99_999)  # of 200,000, with their schedule
+    assert run.step_count == 100_000 and run.evaluate().mean() >= 475

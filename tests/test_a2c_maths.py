@@ -3,8 +3,6 @@
 What a2c.py shares with ppo.py byte for byte, GAE for one, is tested in test_ppo_maths.py.
 """
 
-from functools import partial
-
 import a2c
 import gymnasium as gym
 import numpy as np
@@ -26,19 +24,19 @@ def make_agent(script, actions=DISCRETE):
     """A small agent in float64, with the same weights each time."""
     torch.manual_seed(0)
     agent = script.Agent(script.Args(hidden_size=11), VECTORS, actions).double()
-    agent.features = lambda obs: obs.double() if torch.is_tensor(obs) else obs
+    agent.features = lambda obs: obs.double()
     return agent
 
 
 def fill_buffer(script, agent, rng):
     """A rollout at random, in which episodes end and are cut."""
-    buffer = script.RolloutBuffer(STEPS, ENVS, VECTORS)
+    buffer = script.RolloutBuffer()
     for _ in range(STEPS):
-        obs, successors = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
-        actions = agent.act(obs, rng)
-        rewards = rng.normal(size=ENVS).astype(np.float32)
-        terminated, truncated = rng.random((2, ENVS)) < 0.2
-        buffer.add(obs, actions, rewards, terminated, truncated, successors)
+        obs, next_obs = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
+        step = {"obs": obs, "actions": agent.act(obs, rng), "next_obs": next_obs}
+        step["rewards"] = rng.normal(size=ENVS).astype(np.float32)
+        step["terminated"], step["truncated"] = rng.random((2, ENVS)) < 0.2
+        buffer.add(**step)
     return buffer
 
 
@@ -49,6 +47,7 @@ def make_batch(size=STEPS * ENVS):
         "actions": torch.randint(ACTIONS, (size,), generator=rng),
         "advantages": torch.randn(size, generator=rng, dtype=torch.float64),
         "returns": torch.randn(size, generator=rng, dtype=torch.float64),
+        "values": torch.randn(size, generator=rng, dtype=torch.float64),
     }
 
 
@@ -60,9 +59,9 @@ def step_of_update(batch, **settings):
     """What one update with plain gradient descent takes off the parameters, and its losses."""
     agent = make_agent(a2c)
     before = vector_of(agent)
-    optimizer = torch.optim.SGD([a2c.Vector(agent)], lr=1.0)
-    losses = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
-    return before - vector_of(agent), {name: loss.item() for name, loss in losses.items()}
+    optimizer = torch.optim.SGD(agent.parameters(), lr=1.0)
+    scalars = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
+    return before - vector_of(agent), {name: float(value) for name, value in scalars.items()}
 
 
 KINDS = [
@@ -79,7 +78,7 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
     args = {a2c: a2c.Args(**common), ppo: ppo.Args(**common, **one)}
     agents = {script: make_agent(script, actions) for script in args}
     optimizers = {
-        script: optimizer([script.Vector(agent)], lr=0.1, eps=1e-5, **keywords)
+        script: optimizer(agent.parameters(), lr=0.1, eps=1e-5, **keywords)
         for script, agent in agents.items()
     }
     start = vector_of(agents[a2c])
@@ -87,14 +86,14 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
     for number in range(10):
         rng = np.random.default_rng(number)
         buffer = fill_buffer(a2c, agents[a2c], rng)
-        batch, _ = a2c.rollout_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
+        batch, _ = a2c.make_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
         a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c])
 
         rng = np.random.default_rng(number)
         buffer = fill_buffer(ppo, agents[ppo], rng)
-        batch, _ = ppo.make_batch(agents[ppo], buffer, args[ppo], np.zeros(ENVS))
-        step = partial(ppo.gradient_step, agents[ppo], optimizers[ppo], args[ppo], ppo.ppo_loss)
-        ppo.update(step, batch, args[ppo], args[ppo].clip_coef, rng)
+        batch, _ = ppo.rollout_batch(agents[ppo], buffer, args[ppo], np.zeros(ENVS))
+        settings = args[ppo], args[ppo].clip_coef, rng, ppo.ppo_loss
+        ppo.update(agents[ppo], optimizers[ppo], batch, *settings)
         np.testing.assert_allclose(
             vector_of(agents[a2c]), vector_of(agents[ppo]), rtol=0, atol=1e-10
         )
@@ -119,6 +118,14 @@ def test_rmsprop_is_tensorflows():
             np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-13)
 
 
+def test_rmsprop_leaves_alone_what_the_loss_did_not_use():
+    used, unused = (nn.Parameter(torch.full((3,), 2.0)) for _ in range(2))
+    optimizer = a2c.RMSpropTF([used, unused], lr=0.1, alpha=0.9, eps=1e-5)
+    used.pow(2).sum().backward()
+    optimizer.step()
+    assert (used < 2).all() and (unused == 2).all()
+
+
 def test_the_squares_that_rmsprop_remembers_are_saved():
     parameter = nn.Parameter(torch.zeros(3))
     optimizer = a2c.RMSpropTF([parameter], lr=0.1, alpha=0.9, eps=1e-5)
@@ -133,7 +140,8 @@ def test_the_squares_that_rmsprop_remembers_are_saved():
 def loss_by_hand(weights, batch, ent_coef, vf_coef):
     """The objective in NumPy, sample by sample, from the parameters by name."""
     total = 0.0
-    for obs, action, advantage, value_target in zip(*batch.values(), strict=True):
+    columns = (batch[name] for name in ("obs", "actions", "advantages", "returns"))
+    for obs, action, advantage, value_target in zip(*columns, strict=True):
         outputs = []
         for part in ("actor", "critic"):
             x = obs
@@ -163,11 +171,14 @@ def test_update_follows_the_gradient_of_the_loss():
             array[i] = middle
             expected.append((sides[0] - sides[1]) / (2 * h))
     settings = dict(ent_coef=0.3, vf_coef=0.7, max_grad_norm=1e9)
-    step, losses = step_of_update(batch, **settings)
+    step, scalars = step_of_update(batch, **settings)
     np.testing.assert_allclose(step, expected, atol=1e-8)
     whole = loss_by_hand(weights, arrays, ent_coef=0.3, vf_coef=0.7)
-    parts = losses["policy_loss"] + 0.7 * losses["value_loss"] - 0.3 * losses["entropy"]
-    assert parts == pytest.approx(whole)
+    terms = [scalars[f"losses/{name}"] for name in ("policy_loss", "value_loss", "entropy")]
+    assert terms[0] + 0.7 * terms[1] - 0.3 * terms[2] == pytest.approx(whole)
+    errors, returns = arrays["returns"] - arrays["values"], arrays["returns"]
+    explained = 1 - np.var(errors) / np.var(returns)
+    assert scalars["losses/explained_variance"] == pytest.approx(explained)
 
 
 def test_the_gradient_is_clipped():
@@ -181,9 +192,9 @@ def test_microbatches_add_up_to_the_batch(monkeypatch, size):
     whole, losses = step_of_update(batch, **settings)
     seen, evaluate = [], a2c.Agent.evaluate_actions
 
-    def spy(agent, micro):
-        seen.append(len(micro["obs"]))
-        return evaluate(agent, micro)
+    def spy(agent, microbatch):
+        seen.append(len(microbatch["obs"]))
+        return evaluate(agent, microbatch)
 
     monkeypatch.setattr(a2c.Agent, "evaluate_actions", spy)
     parts, same_losses = step_of_update(batch, num_microbatches=5, **settings)
@@ -212,20 +223,31 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
     """R <- r + gamma R, backwards from the value of what follows the rollout's last step."""
     agent, args = make_agent(a2c), a2c.Args(**SIZES, gamma=0.9, gae_lambda=1.0)
     buffer = fill_buffer(a2c, agent, np.random.default_rng(3))
-    batch, _ = a2c.rollout_batch(agent, buffer, args, np.zeros(ENVS))
-
-    def value(obs):
-        return agent.value(torch.tensor(obs).double()).tolist()
-
-    final_values = [v for obs in buffer.final_obs for v in value(obs)]
-    following = value(buffer.last_successors)
+    batch, _ = a2c.make_batch(agent, buffer, args, np.zeros(ENVS))
+    next_values = agent.value(torch.tensor(buffer["next_obs"]).double()).tolist()
+    following = list(next_values[-1])
     for t in reversed(range(STEPS)):
-        for env in reversed(range(ENVS)):
-            if buffer.terminated[t, env] or buffer.truncated[t, env]:
-                following[env] = final_values.pop()
-            bootstrap = 0 if buffer.terminated[t, env] else following[env]
-            following[env] = buffer.rewards[t, env] + 0.9 * bootstrap
+        for env in range(ENVS):
+            if buffer["terminated"][t, env] or buffer["truncated"][t, env]:
+                following[env] = next_values[t][env]
+            bootstrap = 0 if buffer["terminated"][t, env] else following[env]
+            following[env] = buffer["rewards"][t, env] + 0.9 * bootstrap
             assert batch["returns"][t * ENVS + env].item() == pytest.approx(following[env])
+
+
+@pytest.mark.parametrize("script", [ppo, a2c])
+def test_a_last_observation_that_is_no_number_stays_where_it_is(script):
+    """Where the task ended it is nobody's value; numbers of other steps are the same bits."""
+    agent, args = make_agent(script), script.Args(**SIZES, gamma=0.9, gae_lambda=0.8)
+    make_batch = script.make_batch if script is a2c else script.rollout_batch
+    buffer = fill_buffer(script, agent, np.random.default_rng(3))
+    assert buffer["terminated"].any()
+    batch, _ = make_batch(agent, buffer, args, np.zeros(ENVS))
+    for step in buffer.steps:
+        step["next_obs"][step["terminated"]] = np.nan
+    poisoned, _ = make_batch(agent, buffer, args, np.zeros(ENVS))
+    for name, tensor in batch.items():
+        assert torch.equal(tensor, poisoned[name]), name
 
 
 @pytest.mark.parametrize("script", [ppo, a2c])

@@ -12,9 +12,9 @@ OBS, ACTIONS, BATCH = spaces.Box(0, 255, (3, 44, 52), np.uint8), spaces.Discrete
 MAKERS = {
     "ppo": lambda **k: ppo.Agent(ppo.RunArgs(**k), OBS, ACTIONS),
     "a2c": lambda **k: a2c.Agent(a2c.RunArgs(**k), OBS, ACTIONS),
-    "dqn": lambda **k: dqn.QNetwork(dqn.RunArgs(**k), OBS.shape, 5),
+    "dqn": lambda **k: dqn.QNetwork(dqn.RunArgs(**k), OBS, 5),
     "dqn, all switches": lambda **k: dqn.QNetwork(
-        dqn.RunArgs(n_atoms=7, dueling=True, **k), OBS.shape, 5
+        dqn.RunArgs(n_atoms=7, dueling=True, **k), OBS, 5
     ),
 }
 
@@ -26,7 +26,7 @@ def pixels():
 
 def outputs(agent, obs):
     if not hasattr(agent, "value"):
-        return agent(obs)
+        return agent.logits(obs)
     features = agent.features(obs)
     return torch.cat([agent.policy(features), agent.value(features)[:, None]], dim=1)
 
@@ -59,3 +59,12 @@ def test_acting_and_learning_round_alike():
     learned, _, _ = agent.evaluate_actions(batch)  # with gradients, as in a loss
     expected = torch.log_softmax(acted, dim=1)[:, 0]
     np.testing.assert_allclose(learned.detach().numpy(), expected.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("script", [ppo, a2c, dqn], ids=["ppo", "a2c", "dqn"])
+def test_it_is_for_images(script, capsys):
+    vectors = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    script.make_agent(script.RunArgs(bf16=False), vectors, ACTIONS)
+    with pytest.raises(SystemExit):
+        script.make_agent(script.RunArgs(bf16=True), vectors, ACTIONS)
+    assert "bf16 is for images" in capsys.readouterr().err

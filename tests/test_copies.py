@@ -9,20 +9,28 @@ import tomllib
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS
 
-LINE = "\n# The algorithm ends here."
+LINE = f"""
+
+
+# {98 * "-"}
+# The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
+"""
 # each script's own; dqn's buffer keeps frames, td3's whole transitions
 OWN = {"Args", "Agent", "ReplayBuffer", "update", "train", "make_agent", "evaluation_policy"}
-METADATA = re.compile(r"# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723, at the top of each
-LINES = {"ppo": 570, "a2c": 525, "dqn": 510, "td3": 340}  # of the algorithm, at most
+METADATA = re.compile(r"\n# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723, at the end of each
+LINES = {"ppo": 490, "a2c": 472, "dqn": 452, "td3": 292}  # of the algorithm, at most
+TRICKS = r"Vector\(|skip_compiler_import|data_ptr|__wrapped__|is_tensor|\._version"
 
 
 def floors(name):
-    """What stands above and below the line, without the call of main at the end."""
+    """What stands above and below the line, without the metadata and call of main at the end."""
     source = (ROOT / "algos" / f"{name}.py").read_text()
     call = f'main("{name}", RunArgs, make_agent, train, evaluation_policy)'
-    source, end = source.split('\n\n\nif __name__ == "__main__":\n')
+    source, end = source.split('\nif __name__ == "__main__":\n')
     assert end.strip() == call and source.count(LINE) == 1
-    return METADATA.sub("", source).split(LINE)
+    source, _, after = METADATA.split(source)
+    assert not after
+    return source.rstrip("\n").split(LINE)
 
 
 def imported(path):
@@ -64,7 +72,7 @@ def test_a2c_and_ppo_have_the_same_agent():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_plumbing_knows_no_algorithm(name):
     upper, plumbing = floors(name)
-    tree, known = ast.parse("#" + plumbing), set()
+    tree, known = ast.parse(plumbing), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             known |= {base.id for base in node.bases if isinstance(base, ast.Name)}
@@ -77,7 +85,23 @@ def test_the_plumbing_knows_no_algorithm(name):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_stays_small(name):
     upper, plumbing = floors(name)
-    assert len(upper.splitlines()) <= LINES[name] and len(plumbing.splitlines()) <= 500
+    assert len(upper.splitlines()) <= LINES[name] and len(plumbing.splitlines()) <= 510
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_begins_with_what_it_is_and_its_loop(name):
+    """A docstring on line 1, the imports, Args, train, and then what train calls."""
+    source = (ROOT / "algos" / f"{name}.py").read_text()
+    assert source.startswith('"""') and ast.get_docstring(ast.parse(source))
+    functions = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
+    assert functions[0] == "train" and list(definitions(source))[:2] == ["Args", "train"]
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS])
+def test_nothing_stands_between_what_is_written_and_what_runs(name):
+    """Speed-ups that a reader would have to know about."""
+    source = (ROOT / "algos" / f"{name}.py").read_text()
+    assert not [line for line in source.splitlines() if re.search(TRICKS, line)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -88,9 +112,9 @@ def test_a_script_imports_nothing_of_this_repository(name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_uv_run_installs_what_requirements_txt_has(name):
-    """The metadata at the top of a script, which `uv run algos/ppo.py` reads."""
+    """The metadata at the end of a script, which `uv run algos/ppo.py` reads."""
     path = ROOT / "algos" / f"{name}.py"
-    text = METADATA.match(path.read_text()).group(1)
+    (text,) = METADATA.findall(path.read_text())
     metadata = tomllib.loads("".join(line[2:] + "\n" for line in text.splitlines()))
     assert metadata.keys() == {"requires-python", "dependencies"}
     assert metadata["requires-python"] == ">=3.11"
@@ -104,6 +128,6 @@ def test_uv_run_installs_what_requirements_txt_has(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_imports_its_parent_and_stays_small(name):
     path, parent = ROOT / "algos" / f"{name}.py", name.split("_")[0]
-    others = {"dqn_prioritised"} if name == "dqn_apex" else set()
+    others = {"dqn_apex": {"dqn_prioritised"}, "dqn_mask": {"ppo_mask"}}.get(name, set())
     assert imported(path) & {*SCRIPTS, *VARIANTS} == {parent} | others
     assert len(path.read_text().splitlines()) <= 250

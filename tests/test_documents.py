@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import conftest
+import numpy as np
 import ppo
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
@@ -411,7 +412,7 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_pa
     else:
         changed = script(copy.with_suffix(""), *flags).hash
     assert (changed == plain) == (title in SAME_WEIGHTS)
-    for tag in re.findall(r'scalars\["(.+?)"\]', patch) + (["losses/kl_penalty"] * ("kl" in patch)):
+    for tag in re.findall(r'"(charts/.+?)"', patch) + (["losses/kl_penalty"] * ("kl" in patch)):
         assert tag in {tag for tag, _ in scalars(only_run(tmp_path))}
 
 
@@ -422,14 +423,42 @@ def test_all_changes_were_found():
         "A term of the loss",
         "A wrapper",
         "Something from `info`",
-        "Another optimizer",
         "Another exploration",
         "Another tracker",
     }
 
 
+def script_of_this_page(begin: str) -> str:
+    """The script in algos/README.md whose docstring begins so."""
+    (code,) = [x for kind, x in FENCE.findall(INSIDE) if kind == "py" and x[3:].startswith(begin)]
+    return code
+
+
+def test_a_batched_environment_plugs_in(tmp_path):
+    """It learns, across a checkpoint, and its corridors are those of the README."""
+    (tmp_path / "ppo_corridors.py").write_text(script_of_this_page("PPO on corridors"))
+    shutil.copy(ROOT / "algos" / "ppo.py", tmp_path)
+    flags = "--num-envs 32 --total-timesteps 16384 --checkpoint-frequency 6144"
+    train(tmp_path / "ppo_corridors.py", flags.split())
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert result["eval_return_mean"] >= -9  # as in the README: no more steps than cells
+
+
+def test_frames_of_car_racing_are_stacked(script, tmp_path):
+    """By the line that the README has for it, which is the wrapper of `To change X`, too."""
+    (patch,) = (patch for title, _, _, patch in CHANGES if "A wrapper" in title)
+    line = re.search(r"^\+ +(.*)$", patch, re.MULTILINE)[1]
+    assert f"`{line}`" in TEXTS["README.md"]
+    (tmp_path / "ppo.py").write_text(patched("algos/ppo.py", patch))
+    flags = "--env-id CarRacing-v3 --num-envs 1 --num-steps 8 --total-timesteps 16 "
+    flags += "--update-epochs 1 --eval-episodes 1 --torch-threads 1"
+    script(tmp_path / "ppo", *flags.split(), "--env-kwargs", '{"max_episode_steps": 10}')
+    with np.load(only_run(tmp_path) / "weights.npz") as weights:
+        assert weights["trunk.0.weight"].shape == (32, 4 * 3, 8, 8)
+
+
 def test_the_variant_trains_as_the_change_that_it_was_made_from(script, tmp_path):
-    (code,) = re.findall(r"^```py\n(.*?)^```$", INSIDE, re.MULTILINE | re.DOTALL)
+    code = script_of_this_page("PPO with a penalty")
     (change,) = (patch for title, _, _, patch in CHANGES if "A term of the loss" in title)
     flags = SHORT["ppo"].split()
     (tmp_path / "ppo_kl.py").write_text(code)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import dqn
 import dqn_apex
@@ -34,19 +35,20 @@ class Handle:
 
     def remote(self, *arguments):
         self.calls.append(arguments)
-        return Answer(self.actor.collect(*pickle.loads(pickle.dumps(arguments))))
+        answer = self.actor.collect(*pickle.loads(pickle.dumps(arguments)))
+        return Answer(answer, len(self.calls))
 
 
 class Answer:
-    def __init__(self, value):
-        self.value = pickle.dumps(value)
+    def __init__(self, value, number):
+        self.value, self.number = pickle.dumps(value), number
 
 
 class StandIn:
     """Ray's functions that the script calls. Of several answers the newest is ready first."""
 
     def __init__(self):
-        self.options, self.actors, self.most_pending = [], [], 0
+        self.options, self.actors, self.most_pending, self.got = [], [], 0, []
 
     def init(self, *address, **settings):
         self.initialised = address, settings
@@ -54,12 +56,14 @@ class StandIn:
     def cluster_resources(self):
         return {"CPU": 8.0}
 
-    def put(self, array):
-        array = array.copy()
-        array.flags.writeable = False  # as Ray's are
-        return array
+    def put(self, arrays):
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        for array in arrays.values():
+            array.flags.writeable = False  # as Ray's are
+        return arrays
 
     def get(self, answer):
+        self.got.append(answer.number)  # of this actor's answers
         return pickle.loads(answer.value)
 
     def wait(self, answers):
@@ -114,40 +118,49 @@ def test_epsilons_are_those_of_the_paper():
 
 
 class Stream:
-    """Steps of an actor, random ones with ends of both kinds; kept, to be looked at by brute force.
-    Observations are (actor, env, number), the last ones of episodes negative.
+    """The environments of an actor: random steps with ends of both kinds; kept, to be looked at by
+    brute force. Observations are (actor, env, number), the last ones of episodes negative.
     """
 
-    def __init__(self, actor, seed=0):
-        self.actor, self.rng, self.taken, self.steps = actor, np.random.default_rng(seed), 0, []
+    single_action_space = ACTIONS
+
+    def __init__(self, actor, network=None, seed=0, **settings):
+        args = dict(n_step=3, gamma=0.5, num_envs=ENVS, fragment_steps=STEPS * ENVS) | settings
+        self.collector = dqn_apex.Actor(dqn_apex.Args(**args), actor, SPACE, ACTIONS)
+        self.actor, self.rng, self.steps = actor, np.random.default_rng(seed), []
+        self.collector.agent = network or Sum()
+        about = dict(envs=self, obs=self.obs(0), rng=self.rng, step_count=0)
+        vars(self.collector).update(about, returns=np.zeros(ENVS), lengths=np.zeros(ENVS))
 
     def obs(self, number):
         return np.float32([[self.actor, env, number] for env in range(ENVS)])
 
-    def fragment(self, network=None, args=None):
-        fragment = dqn_apex.Fragment(STEPS * ENVS, ENVS, SPACE)
-        for _ in range(STEPS):
-            n, rng = self.taken // ENVS, self.rng
-            terminated, truncated = rng.random((2, ENVS)) < 0.15
-            ended = (terminated | truncated)[:, None]
-            successors = np.where(ended, -self.obs(n + 1), self.obs(n + 1))
-            rewards = rng.normal(size=ENVS).astype(np.float32)
-            step = self.obs(n), rng.integers(4, size=ENVS), rewards, terminated, truncated
-            fragment.add(*step, self.obs(n + 1), successors)
-            self.steps.append((*step, successors))
-            self.taken += ENVS
-        network, args = network or Sum(), args or dqn_apex.Args(n_step=3, gamma=0.5)
-        return pickle.loads(pickle.dumps(fragment.to_arrays(network, args, self.taken)))
+    def step(self, actions):
+        n, rng = len(self.steps), self.rng
+        terminated, truncated = rng.random((2, ENVS)) < 0.15
+        ended = terminated | truncated
+        successors = np.where(ended[:, None], -self.obs(n + 1), self.obs(n + 1))
+        rewards = rng.normal(size=ENVS).astype(np.float32)
+        self.steps.append((self.obs(n), actions, rewards, terminated, truncated, successors))
+        infos = {"final_obs": successors, "_final_obs": ended} if ended.any() else {}
+        return self.obs(n + 1), rewards, terminated, truncated, infos
+
+    def fragment(self):
+        """Rows and errors."""
+        weights = {k: x.numpy() for k, x in self.collector.agent.state_dict().items()}
+        fragment = self.collector.collect(weights, 0, 1.0, False)[:2]
+        return pickle.loads(pickle.dumps(fragment))
 
 
-class Sum:
+class Sum(dqn.QNetwork):
     """Q of action a is the sum of the observation, plus a."""
 
-    device, n_atoms = torch.device("cpu"), 1
-    q_values = dqn.QNetwork.q_values
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.device, self.num_actions = torch.device("cpu"), 4
 
-    def __call__(self, obs):
-        return (obs.sum(dim=1, keepdim=True) + torch.arange(4))[:, :, None]
+    def forward(self, obs):
+        return obs.sum(dim=1, keepdim=True) + torch.arange(4)
 
 
 def brute_force(steps, first, last, env, n_step, gamma):
@@ -164,7 +177,7 @@ def brute_force(steps, first, last, env, n_step, gamma):
 def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
     stream = Stream(actor=2)
     for k in range(7):
-        errors, steps = stream.fragment()["errors"], stream.steps
+        (_, errors), steps = stream.fragment(), stream.steps
         assert errors.shape == (STEPS, ENVS)
         for t in range(STEPS):
             for env in range(ENVS):
@@ -180,16 +193,16 @@ def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
 def test_first_priorities_of_distributions_are_cross_entropies():
     args = dqn_apex.Args(n_step=2, **C51)
     torch.manual_seed(0)
-    network = dqn.QNetwork(args, (3,), 4)
-    stream = Stream(actor=1)
-    errors = stream.fragment(network, args)["errors"]
+    network = dqn.QNetwork(args, SPACE, 4)
+    stream = Stream(1, network, n_step=2, gamma=args.gamma, **C51)
+    errors = stream.fragment()[1]
     obs, actions, rewards, terminated, _, successors = stream.steps[-1]
     batch = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": successors}
     batch |= {"terminated": terminated, "discounts": np.full(ENVS, args.gamma, np.float32)}
     batch = {name: torch.as_tensor(x) for name, x in batch.items()}
     for env in range(ENVS):
         row = {name: x[env : env + 1] for name, x in batch.items()}
-        loss, _ = dqn.q_loss(network, network, row, args)
+        loss, _, _ = dqn.c51_losses(network, network, row, args)
         assert errors[-1, env] == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -198,23 +211,26 @@ class Filled:
 
     def __init__(self, order, capacity=23):
         self.streams = [Stream(actor, seed=actor) for actor in range(1, 4)]
-        self.buffer = dqn_apex.ReplayBuffer(capacity * ENVS, ENVS, SPACE, exponent=1.0)
+        self.buffer = new_buffer(capacity)
         self.origins, self.errors = [], []  # of each step: actor, number; first errors
         for actor in order:
-            fragment = self.streams[actor].fragment()
-            self.errors += list(fragment["errors"])
-            self.buffer.add_fragment(actor, fragment)
+            rows, errors = self.streams[actor].fragment()
+            self.errors += list(errors)
+            dqn_apex.add_fragment(self.buffer, rows, errors)
             n = len(self.streams[actor].steps)
             self.origins += [(actor, t) for t in range(n - STEPS, n)]
 
     def expected(self, step, env, n_step, gamma):
-        """As the buffer should sample it: until its actor's steps are interrupted."""
+        """As the buffer should sample it: until its fragment ends."""
         actor, first = self.origins[step]
-        last, follows = first, step + 1
-        while follows < len(self.origins) and self.origins[follows] == (actor, last + 1):
-            last, follows = last + 1, follows + 1
-        steps = self.streams[actor].steps
+        steps, last = self.streams[actor].steps, first // STEPS * STEPS + STEPS - 1
         return steps[first], brute_force(steps, first, last, env, n_step, gamma)
+
+
+def new_buffer(capacity):
+    sizes = {"buffer_size": capacity * ENVS, "num_envs": ENVS}
+    args = dqn_apex.Args(**sizes, priority_exponent=1.0)
+    return dqn_apex.dqn_prioritised.ReplayBuffer(args, SPACE)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 4, 11])
@@ -222,7 +238,7 @@ class Filled:
 def test_steps_of_two_actors_are_never_taken_for_one_episode(order, n_step):
     filled = Filled(order)
     buffer, rng = filled.buffer, np.random.default_rng(0)
-    batch = buffer.sample(400, n_step, 0.5, rng, 0.4)
+    batch = buffer.sample(400, n_step, 0.5, rng)
     for k, (step, env) in enumerate(zip(*buffer.drawn, strict=True)):
         (obs, actions, *_), (rewards, discount, over, next_obs) = filled.expected(
             step, env, n_step, 0.5
@@ -248,21 +264,24 @@ def test_each_step_has_the_priority_its_actor_gave_it(order):
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_actor_in_the_place_of_a_dead_one_does_not_go_on_with_its_episodes(restarted):
-    """The newest step of the dead one is followed by other episodes, though of the same actor."""
-    buffer, stream = dqn_apex.ReplayBuffer(60, ENVS, SPACE, exponent=1.0), Stream(actor=0)
-    buffer.add_fragment(0, stream.fragment())
+    """The newest step of the dead one is followed by other episodes, though of the same actor. To
+    the buffer it is the same if they are not: it ends all episodes with a fragment.
+    """
+    buffer, stream = new_buffer(30), Stream(actor=0)
+    dqn_apex.add_fragment(buffer, *stream.fragment())
     newest = buffer.total - 1
-    ended = buffer.terminated[newest] | buffer.truncated[newest]
-    assert not ended.all()
-    successor = stream.steps[-1][5]
-    if restarted:
-        stream.taken = 0
-    buffer.add_fragment(0, stream.fragment())
-    assert buffer.truncated[newest].all() == restarted
-    for env in np.flatnonzero(~ended):
-        assert ((newest, env) in buffer.final_obs) == restarted
-        if restarted:
-            np.testing.assert_array_equal(buffer.final_obs[newest, env], successor[env])
+    *_, terminated, truncated, successor = stream.steps[-1]
+    assert not (terminated | truncated).all()
+    dqn_apex.add_fragment(buffer, *(Stream(actor=0, seed=1) if restarted else stream).fragment())
+    assert (buffer.truncated[newest] | buffer.terminated[newest]).all()
+    assert buffer.terminated[newest].tolist() == terminated.tolist()
+    for env in np.flatnonzero(~terminated):
+        np.testing.assert_array_equal(buffer.final_obs[newest, env], successor[env])
+
+
+def test_a_fragment_that_is_longer_than_the_buffer_fills_it(fake):
+    run = apex_train(**SHORT | dict(buffer_size=10, fragment_steps=32))
+    assert run.parts["buffer"].total == 512 and np.isfinite(run.evaluate()).all()
 
 
 def small_actor(index=0, env_id="environments:Clock-v0", **settings):
@@ -270,40 +289,54 @@ def small_actor(index=0, env_id="environments:Clock-v0", **settings):
     return dqn_apex.Actor(args, index, Box(0, 1, (1,), np.float32), Discrete(2))
 
 
-def weights_of(actor):
-    return np.zeros(len(actor.vector), np.float32)
+def weights_of(actor, value=0.0):
+    arrays = actor.agent.state_dict().items()
+    return {name: np.full(x.shape, value, np.float32) for name, x in arrays}
+
+
+COLUMNS = "obs", "actions", "rewards", "terminated", "truncated", "next_obs", "following_obs"
+
+
+def columns(rows):
+    """Of what an actor sends: (steps, envs, ...) each."""
+    return dict(zip(COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
 
 
 def test_an_actor_goes_on_where_its_last_fragment_ended_until_it_is_told_to_begin():
     """Episodes of five steps, rewards 1; fragments of three."""
     actor = small_actor()
-    fragment, finished = actor.collect(weights_of(actor), 0, 1.0, True)
-    assert fragment["obs"].ravel() == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6])
-    assert finished == [] and fragment["steps_taken"] == 6 and fragment["final_obs"] == {}
-    fragment, finished = actor.collect(weights_of(actor), 6, 1.0, False)
-    assert fragment["obs"][:, 1].ravel() == pytest.approx([0.6, 0.8, 0, 0.2])
-    assert finished == [(5, 5), (5, 5)] and fragment["steps_taken"] == 12
-    assert fragment["truncated"].tolist() == [[False] * 2, [True] * 2, [False] * 2]
-    assert {key: x.item() for key, x in fragment["final_obs"].items()} == {(1, 0): 1, (1, 1): 1}
+    rows, _, finished = actor.collect(weights_of(actor), 0, 1.0, True)
+    fragment = columns(rows)
+    assert fragment["obs"].ravel() == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4])
+    assert fragment["next_obs"].ravel() == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6])
+    assert finished == [] and actor.step_count == 6
+    assert fragment["truncated"].tolist() == [[False] * 2, [False] * 2, [True] * 2]
+    rows, _, finished = actor.collect(weights_of(actor), 6, 1.0, False)
+    fragment = columns(rows)
+    assert fragment["obs"][:, 1].ravel() == pytest.approx([0.6, 0.8, 0])
+    assert finished == [(5, 5), (5, 5)] and actor.step_count == 12
+    assert fragment["truncated"].tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    assert fragment["next_obs"][:, 0].ravel() == pytest.approx([0.8, 1, 0.2])
+    assert fragment["following_obs"][:, 0].ravel() == pytest.approx([0.8, 0, 0.2])
     assert fragment["rewards"].tolist() == [[1, 1]] * 3 and not fragment["terminated"].any()
-    fragment, finished = actor.collect(weights_of(actor), 12, 1.0, True)
-    assert fragment["obs"][0].ravel().tolist() == [0, 0]
-    assert finished == [] and fragment["steps_taken"] == 6
+    rows, _, finished = actor.collect(weights_of(actor), 12, 1.0, True)
+    assert rows[0][0].ravel().tolist() == [0, 0]
+    assert finished == [] and actor.step_count == 6
     new = small_actor()  # in its place; nobody tells it that it is new
-    assert new.collect(weights_of(new), 18, 1.0, False)[0]["obs"][0].ravel().tolist() == [0, 0]
+    assert new.collect(weights_of(new), 18, 1.0, False)[0][0][0].ravel().tolist() == [0, 0]
 
 
 def test_an_actor_acts_by_the_weights_and_epsilon_it_is_sent():
     """Q by the last bias alone: 1 for the second action."""
     actor = small_actor()
-    torch.nn.init.zeros_(actor.vector)
-    actor.agent.q_head[2].bias.data[1] = 1
-    weights = actor.vector.detach().numpy().copy()
-    torch.nn.init.zeros_(actor.vector)
-    weights.flags.writeable = False
-    greedy, _ = actor.collect(weights, 0, 0.0, True)
-    assert greedy["actions"].tolist() == [[1, 1]] * 3 and greedy["errors"].min() > 0
-    taken = [actor.collect(weights, 0, 1.0, False)[0]["actions"] for _ in range(20)]
+    assert not actor.agent.training
+    weights = weights_of(actor)
+    weights["q_head.2.bias"][1] = 1
+    for array in weights.values():
+        array.flags.writeable = False
+    rows, errors, _ = actor.collect(weights, 0, 0.0, True)
+    assert columns(rows)["actions"].tolist() == [[1, 1]] * 3 and errors.min() > 0
+    taken = [columns(actor.collect(weights, 0, 1.0, False)[0])["actions"] for _ in range(20)]
     assert 30 < np.sum(taken) < 90
 
 
@@ -319,8 +352,8 @@ def test_no_two_actors_play_the_same_nor_what_evaluations_play(monkeypatch):
     for index in range(5):
         for step in (0, 1, 2):
             actor = small_actor(index)
-            fragment = [actor.collect(weights_of(actor), step, 1.0, k == 0)[0] for k in range(6)]
-            actions.add(np.concatenate([x["actions"] for x in fragment]).tobytes())
+            rows = [actor.collect(weights_of(actor), step, 1.0, k == 0)[0] for k in range(6)]
+            actions.add(np.concatenate([columns(x)["actions"] for x in rows]).tobytes())
     evaluation = env_seeds(ENVS, 1, 0, 1)  # as Run.evaluate seeds its environments
     assert len(set(seeds)) == len(actions) == 15 and tuple(evaluation) not in seeds
 
@@ -330,11 +363,12 @@ def collected(fake, n, step, end, **settings):
     args = dqn_apex.Args(num_actors=n, num_envs=2, fragment_steps=8, learning_starts=24, **settings)
     args.env_id, space = "environments:Clock-v0", Box(0, 1, (1,), np.float32)
     actors = [fake.remote()(dqn_apex.Actor).remote(args, i, space, Discrete(2)) for i in range(n)]
-    vector, order = torch.zeros(len(actors[0].actor.vector)), []
-    for actor, fragment, _ in dqn_apex.fragments(actors, vector, args, step, end):
-        order.append((actor, fragment["steps_taken"]))
-        step += 8
-        vector.fill_(step)
+    values, order = [0], []
+    run = SimpleNamespace(arrays=lambda: weights_of(actors[0].actor, values[-1]))
+    for actor, _, errors, _ in dqn_apex.fragments(actors, run, args, step, end):
+        order.append((actor, 8 * fake.got[-1]))  # the steps that it has then taken
+        step += errors.size
+        values.append(step)
     assert step == end and sum(len(actor.calls) for actor in actors) == len(order)
     return [actor.calls for actor in actors], order
 
@@ -347,9 +381,9 @@ def test_in_lockstep_actors_take_turns(fake):
             assert begins == (k == 0) and step == 40 + 8 * (3 * k + i)
             assert epsilon == dqn_apex.actor_epsilons(3, 0.4, 0.4**8)[i]
             newest = 40 + 8 * (3 * k + i - 2) if k > 0 else 0  # when its last fragment was used
-            assert (weights == newest).all()
+            assert all((array == newest).all() for array in weights.values())
     calls, _ = collected(fake, 1, 0, 80, lockstep=True, broadcast_frequency=30)
-    assert [w[0] for w, *_ in calls[0]] == [0, 0, 0, 0, 32, 32, 32, 32, 64, 64]
+    assert [w["q_head.2.bias"][0] for w, *_ in calls[0]] == [0, 0, 0, 0, 32, 32, 32, 32, 64, 64]
     assert [epsilon for *_, epsilon, _ in calls[0]] == [1.0] * 3 + [0.4] * 7
 
 
@@ -366,13 +400,13 @@ def test_else_the_first_to_come_is_the_first_to_be_used(fake):
 def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
     """Of the same exploration: dqn with an epsilon that never changes and the actor's generator."""
     both = TINY["dqn"] | dict(learning_starts=48, checkpoint_frequency=128, seed=3, double=True)
-    both |= dict(start_e=0.4, total_timesteps=504, n_step=4, target_network_frequency=24)
+    both |= dict(start_e=0.4, total_timesteps=504, n_step=1, target_network_frequency=24)
     del both["exploration_fraction"]
     plain = plain_run(dqn, **both, end_e=0.4)
     act, own = plain.agent.act, {}
 
     def act_as_the_actor(obs, epsilon, rng):
-        if plain.step_count % plain.period == 0:
+        if plain.step_count % plain.checkpoint_steps == 0:
             own["rng"] = np.random.default_rng([3, plain.step_count, 2, 0])
         return act(obs, epsilon, own["rng"])
 
@@ -380,37 +414,39 @@ def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
     dqn.train(plain.args, plain)
     both |= dict(num_actors=1, fragment_steps=8, broadcast_frequency=8, lockstep=True)
     run = apex_train(**both, priority_exponent=0.0)
-    assert dqn.run_hash(run.agent) == dqn.run_hash(plain.agent)
+    assert run.hash() == plain.hash()
     assert run.step_count == plain.step_count == 504
     differs = apex_train(**both)
-    assert dqn.run_hash(differs.agent) != dqn.run_hash(plain.agent)
+    assert differs.hash() != plain.hash()
 
 
 def test_in_a_fragment_of_many_updates_the_target_follows_as_often_as_dqns(fake, monkeypatch):
     """train_frequency 8 and target_network_frequency 24 in fragments of 48: two of six updates."""
-    told, learn_once, polyak = [], dqn_apex.dqn_prioritised.learn_once, dqn.polyak
+    told, update, polyak = [], dqn.update, dqn.polyak
 
-    def learn(*arguments):
-        told.append(arguments[-1])
-        return learn_once(*arguments)
+    def learn(q_network, target_q_network, optimizer, *rest):
+        assert q_network.training and not target_q_network.training  # for dropout, for example
+        rate = optimizer.param_groups[0]["lr"] / dqn.Args.learning_rate
+        told.append(round(96 * (1 - rate), 6))  # the step, by its learning rate
+        return update(q_network, target_q_network, optimizer, *rest)
 
-    monkeypatch.setattr(dqn_apex.dqn_prioritised, "learn_once", learn)
+    monkeypatch.setattr(dqn, "update", learn)
     monkeypatch.setattr(dqn, "polyak", lambda *nets: (told.append("target"), polyak(*nets)))
     settings = SHORT | dict(fragment_steps=48, total_timesteps=96, target_network_frequency=24)
     run = apex_train(**settings, train_frequency=8)
     assert told == ["target", 40, "target", 48, 56, 64, "target", 72, 80, 88, "target"]
-    assert run.period == 288  # whole fragments
+    assert run.checkpoint_steps == 288  # whole fragments
 
 
 @pytest.mark.parametrize("switches", [{}, dict(dueling=True, num_envs=2, **C51)])
 def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switches):
     settings = SHORT | switches
     whole = apex_train(**settings)
-    assert dqn.run_hash(apex_train(**settings).agent) == dqn.run_hash(whole.agent)
+    assert apex_train(**settings).hash() == whole.hash()
     assert fake.options[0] == {"num_cpus": 1}  # no actor is replaced
     run = stopped(new_run(**settings), dqn_apex.train, after=400)
     resumed = apex_train(**settings, resume=str(run.folder))
-    assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
+    assert resumed.hash() == whole.hash()
 
 
 def test_a_free_run_replaces_actors_and_takes_all_steps(fake):
@@ -426,8 +462,8 @@ def test_curves_show_those_that_explore_least(fake, n, scored, monkeypatch):
     collect = dqn_apex.Actor.collect
 
     def marked(self, *arguments):
-        fragment, _ = collect(self, *arguments)
-        return fragment, [(100 + self.index, 1)]
+        rows, errors, _ = collect(self, *arguments)
+        return rows, errors, [(100 + self.index, 1)]
 
     monkeypatch.setattr(dqn_apex.Actor, "collect", marked)
     shown = []
@@ -465,7 +501,7 @@ def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
     run.finish()
     run.writer.close()
     evaluated = script("dqn_apex", "--evaluate", run.folder)
-    assert evaluated.hash == dqn.run_hash(run.agent)
+    assert evaluated.hash == run.hash()
     assert evaluated.line("evaluation") == f"return {trained.mean():.1f} +- {trained.std():.1f}"
 
 
@@ -477,6 +513,8 @@ def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
         (["--total-timesteps", 1000, "--fragment-steps", 48], "fragment_steps"),
         (["--exploration-steps", 500], "epsilon of an actor"),
         (["--exploration-fraction", 0.5], "epsilon of an actor"),
+        (["--fragment-steps", 0], "fragment_steps=0 must lie between 1 and inf"),
+        (["--async-envs"], "async_envs"),
         (["--start-e", 2], "start_e=2.0 must lie between 0 and 1"),
     ],
 )
@@ -515,7 +553,7 @@ def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_pa
     """In lockstep: the same with processes as without, and after a SIGKILL."""
     pytest.importorskip("ray")
     settings = dict(num_actors=2, total_timesteps=2000, checkpoint_frequency=800, lockstep=True)
-    expected = dqn.run_hash(apex_train(**settings, runs_dir="stand-in").agent)
+    expected = apex_train(**settings, runs_dir="stand-in").hash()
     whole = subprocess.run(
         command(*LOCKSTEP, "--runs-dir", "whole"), capture_output=True, text=True
     )
@@ -541,9 +579,9 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
     ray = pytest.importorskip("ray")
     came, fragments = [], dqn_apex.fragments
 
-    def kill_one(actors, vector, args, step, end):
-        for each in fragments(actors, vector, args, step, end):
-            came.append((each[0], each[1]["steps_taken"], time.perf_counter()))
+    def kill_one(actors, *rest):
+        for each in fragments(actors, *rest):
+            came.append((each[0], each[1][0][0], each[1][-1][-1], time.perf_counter()))
             if len(came) == 20:
                 ray.kill(actors[1], no_restart=False)
             yield each
@@ -555,11 +593,14 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
     finally:
         ray.shutdown()
     assert run.step_count == 6000
-    after = [(taken, seconds) for actor, taken, seconds in came[20:] if actor == 1]
-    first = dqn_apex.Args.fragment_steps  # the new one counts from 0 again
-    begins = [k for k, (taken, _) in enumerate(after) if taken == first]
-    assert len(begins) == 1 and len(after) > begins[0] + 2
-    assert after[begins[0]][1] - came[19][2] < 10
+    of_one = [(obs, ends_with, seconds) for actor, obs, ends_with, seconds in came if actor == 1]
+    begins = [  # where an actor's fragment does not go on where its last one ended
+        seconds
+        for (obs, _, seconds), (_, ended_with, _) in zip(of_one[1:], of_one, strict=False)
+        if not np.array_equal(obs, ended_with)
+    ]
+    assert len(begins) == 1 and sum(seconds > begins[0] for *_, seconds in of_one) > 2
+    assert 0 < begins[0] - came[19][3] < 10
 
 
 @pytest.mark.slow

@@ -59,37 +59,51 @@ def test_the_target_network_takes_its_share_of_the_online_one_when_it_is_due(mon
 
 @pytest.mark.parametrize("n_atoms", [1, 7])
 def test_the_curves_are_means_over_all_updates_since_the_last_point(monkeypatch, n_atoms):
-    returned, points, update, end = [], [], dqn.update, dqn.Run.end_iteration
+    """The scalars of an update are of the network before its step."""
+    since, points, update, end = [], {}, dqn.update, dqn.Run.end_iteration
 
-    def spy(*inputs):
-        returned.append(update(*inputs))
-        return returned[-1]
+    def spy(q_network, target_q_network, optimizer, batch, *rest):
+        with torch.no_grad():
+            logits = q_network.logits(batch["obs"]).double().numpy()  # (batch, actions, atoms)
+        result = update(q_network, target_q_network, optimizer, batch, *rest)
+        since.append((result["losses/td_loss"].item(), logits, batch["actions"].numpy()))
+        return result
 
     def look(run, point):
-        if "losses/td_loss" in point:
-            points.append((point, list(returned)))
-            returned.clear()
-        return end(run, point)
+        step = end(run, point)
+        if not run.scalars and since:  # they have just been written
+            points[step] = list(since)
+            since.clear()
+        return step
 
     monkeypatch.setattr(dqn, "update", spy)
     monkeypatch.setattr(dqn.Run, "end_iteration", look)
     sizes = dict(total_timesteps=240, learning_starts=100, batch_size=5, log_frequency=60)
-    train(dqn, **SMALL, n_atoms=n_atoms, v_min=-3.0, v_max=11.0, **sizes)
-    assert len(points) > 1
-    for point, since in points:
-        rows = np.concatenate([logits.numpy()[:, 0] for _, logits in since]).astype(np.float64)
-        assert rows.shape == (5 * len(since), n_atoms)
-        q_values, at_ends = [], []
-        for row in rows:
-            probs = [np.exp(x) / sum(np.exp(row)) for x in row]
-            q = sum(p * z for p, z in zip(probs, np.linspace(-3, 11, n_atoms), strict=True))
-            q_values.append(row[0] if n_atoms == 1 else q)
-            at_ends.append(probs[0] + probs[-1])
-        losses = [loss.item() for loss, _ in since]
-        assert point["losses/td_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-        assert point["losses/q_values"] == pytest.approx(np.mean(q_values), rel=1e-4, abs=1e-5)
+    run = train(dqn, **SMALL, n_atoms=n_atoms, v_min=-3.0, v_max=11.0, **sizes)
+    run.writer.flush()
+    curves = {key: value for key, (value,) in scalars(run.folder).items()}
+    assert len(points) == 3 and sum(map(len, points.values())) == 4 * 18  # steps 104, 112 .. 240
+    assert {step for tag, step in curves if tag == "losses/td_loss"} == set(points)
+    support = np.linspace(-3, 11, n_atoms)
+    for step, updates in points.items():
+        q_values, at_ends, spreads = [], [], []
+        for _, logits, actions in updates:
+            assert logits.shape == (5, 2, n_atoms)
+            probs = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+            q = logits[..., 0] if n_atoms == 1 else (probs * support).sum(axis=2)
+            rows = np.arange(5)
+            q_values.append(q[rows, actions].mean())
+            spreads.append(np.mean([q[:, a].std() for a in range(2)]))
+            at_ends.append(probs[rows, actions][:, [0, -1]].sum(axis=1).mean())
+        by_hand = {
+            "td_loss": np.mean([loss for loss, *_ in updates]),
+            "q_values": np.mean(q_values),
+        }
+        by_hand["q_spread"] = np.mean(spreads)
         if n_atoms > 1:
-            assert point["losses/mass_at_ends"] == pytest.approx(np.mean(at_ends), rel=1e-4)
+            by_hand["mass_at_ends"] = np.mean(at_ends)
+        found = {name: curves[f"losses/{name}", step] for name in by_hand}
+        assert found == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The formulas and the buffer of dqn.py against hand-worked numbers and independent definitions."""
 
 import copy
+import itertools
 
 import dqn
 import gymnasium as gym
@@ -11,12 +12,17 @@ from conftest import hash_of_parameters
 from torch import nn
 
 BATCH, ACTIONS, ATOMS, OBS = 7, 3, 5, 2
+VECTORS = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
 
 
 def network(**settings):
     torch.manual_seed(0)
     args = dqn.Args(**{"hidden_sizes": (11, 13), "v_min": -10.0, "v_max": 10.0, **settings})
-    return dqn.QNetwork(args, (OBS,), ACTIONS)
+    return dqn.QNetwork(args, VECTORS, ACTIONS)
+
+
+def losses_of(n_atoms):
+    return dqn.dqn_losses if n_atoms == 1 else dqn.c51_losses
 
 
 def tensors(*arrays):
@@ -52,6 +58,37 @@ def test_projection_against_a_triple_loop(seed):
     np.testing.assert_allclose(projected.sum(axis=1), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_follows_a_termination_does_not_spread(poison):
+    rng = np.random.default_rng(0)
+    support = torch.linspace(-2, 3, ATOMS)
+    probs = torch.tensor(rng.dirichlet(np.ones(ATOMS), BATCH), dtype=torch.float32)
+    rewards, next_values = torch.tensor(rng.normal(size=(2, BATCH)), dtype=torch.float32)
+    discounts, terminated = torch.full((BATCH,), 0.5), torch.arange(BATCH) % 3 == 0
+    steps = rewards, discounts, terminated
+    projected = dqn.project_categorical(support, probs, *steps)
+    probs[terminated] = poison
+    assert torch.equal(dqn.project_categorical(support, probs, *steps), projected)
+    by_hand = [
+        r if over else r + 0.5 * v
+        for r, v, over in zip(rewards.tolist(), next_values.tolist(), terminated, strict=True)
+    ]
+    next_values[terminated] = poison
+    assert dqn.td_target(*steps, next_values).tolist() == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+def test_a_last_observation_that_is_no_number_stays_where_it_is(n_atoms, double):
+    settings = dict(n_atoms=n_atoms, double=double)
+    batch, networks = random_batch(np.random.default_rng(0)), (network(n_atoms=n_atoms),) * 2
+    losses, errors, _ = losses_of(n_atoms)(*networks, batch, dqn.Args(**settings))
+    assert losses.isfinite().all() and batch["terminated"].any()
+    batch["next_obs"][batch["terminated"]] = torch.nan
+    poisoned, same_errors, _ = losses_of(n_atoms)(*networks, batch, dqn.Args(**settings))
+    assert torch.equal(poisoned, losses) and torch.equal(same_errors, errors)
+
+
 @pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, np.nan)])
 def test_a_support_is_finite_and_has_a_width(v_min, v_max, capsys):
     with pytest.raises(SystemExit):
@@ -80,8 +117,6 @@ def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
     q_network = network(n_atoms=ATOMS, dueling=True)
     logits = torch.randn(BATCH, ACTIONS, ATOMS)
     q_values = q_network.q_values(logits)
-    acting = torch.from_numpy(q_network.q_values(logits.numpy()))
-    torch.testing.assert_close(acting, q_values)
     support, logits = q_network.support.tolist(), logits.tolist()
     for b in range(BATCH):
         for a in range(ACTIONS):
@@ -93,7 +128,7 @@ def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
 def test_dueling_is_value_plus_advantage_less_its_mean_over_actions(n_atoms):
     q_network, obs = network(n_atoms=n_atoms, dueling=True), torch.randn(BATCH, OBS)
-    logits = q_network(obs)
+    logits = q_network.logits(obs)
     assert logits.shape == (BATCH, ACTIONS, n_atoms)
     features = q_network.trunk(obs)
     value = q_network.value_head(features).tolist()
@@ -107,7 +142,7 @@ def test_dueling_is_value_plus_advantage_less_its_mean_over_actions(n_atoms):
     with torch.no_grad():  # a constant on all advantages, another for each atom
         constants = torch.randn(n_atoms).repeat(ACTIONS)
         q_network.advantage_head[-1].bias += constants
-    torch.testing.assert_close(q_network(obs), logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(q_network.logits(obs), logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
@@ -117,24 +152,26 @@ def test_an_array_goes_through_the_same_network(dueling, n_atoms):
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(BATCH, OBS)).astype(np.float32)
     args = dqn.Args(n_atoms=n_atoms)
-    optimizer = torch.optim.Adam([dqn.Vector(q_network)], lr=0.1)
-    for _ in range(3):  # through the weights as they are, which updates move where they lie
-        logits = q_network(torch.as_tensor(obs))
-        of_array = q_network(obs)
-        assert isinstance(of_array, np.ndarray) and of_array.dtype == np.float32
-        np.testing.assert_allclose(of_array, logits.detach(), atol=1e-5, rtol=1e-5)
-        np.testing.assert_array_equal(
-            q_network.act(obs, 0.0, rng), q_network.q_values(logits).argmax(dim=1)
-        )
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=0.1)
+    seen = []
+    for _ in range(3):  # through the weights as they are, which updates move
+        tensor = torch.as_tensor(obs)
+        q_values = q_network(tensor)
+        seen.append(q_values.detach())
+        assert q_values.shape == (BATCH, ACTIONS) and q_values.dtype == torch.float32
+        assert torch.equal(q_values, q_network.q_values(q_network.logits(tensor)))
+        np.testing.assert_array_equal(q_network.act(obs, 0.0, rng), q_values.argmax(dim=1))
         target = network(n_atoms=n_atoms)
-        dqn.update(q_network, target, optimizer, args, dqn.q_loss, random_batch(rng))
+        dqn.update(q_network, target, optimizer, random_batch(rng), args, losses_of(n_atoms))
+    assert not any(torch.allclose(*pair, rtol=0.1) for pair in itertools.pairwise(seen))
     copied = copy.deepcopy(q_network)
     with torch.no_grad():
         copied.trunk[0].weight.zero_()
         copied.trunk[0].bias.zero_()
     # every row alike, but for what a BLAS rounds in another order in a last, smaller block of rows
-    assert np.allclose(copied(obs), copied(obs)[0], atol=1e-5)
-    assert not np.allclose(q_network(obs), q_network(obs)[0], atol=1e-5)
+    of_copy, of_network = copied(tensor), q_network(tensor)
+    assert torch.allclose(of_copy, of_copy[0], atol=1e-5)
+    assert not torch.allclose(of_network, of_network[0], atol=1e-5)
 
 
 def test_the_switches_change_the_parameters():
@@ -175,8 +212,8 @@ def test_the_td_loss_by_hand(double, loss):
     with torch.no_grad():
         for p in target.parameters():
             p.add_(torch.randn(p.shape) * 0.5)
-    q, next_target = online(batch["obs"])[..., 0], target(batch["next_obs"])[..., 0]
-    next_online, errors, losses = online(batch["next_obs"])[..., 0], [], []
+    q, next_target = online(batch["obs"]), target(batch["next_obs"])
+    next_online, errors, losses = online(batch["next_obs"]), [], []
     choices = 0
     for b in range(BATCH):
         chooser = next_online if double else next_target
@@ -190,8 +227,14 @@ def test_the_td_loss_by_hand(double, loss):
         losses.append(error**2 if loss == "mse" else huber)
     assert (choices > 0) == double  # the two ways differ on this batch
     assert min(errors) < -1 and max(errors) > 0 and min(map(abs, errors)) < 1
-    computed, _ = dqn.q_loss(online, target, batch, dqn.Args(double=double, loss=loss))
-    assert computed.item() == pytest.approx(np.mean(losses), rel=1e-4)
+    args = dqn.Args(double=double, loss=loss)
+    computed, sizes, scalars = dqn.dqn_losses(online, target, batch, args)
+    assert computed.tolist() == pytest.approx(losses, rel=1e-4)
+    assert sizes.tolist() == pytest.approx(np.abs(errors), rel=1e-4)
+    q = q.detach().numpy()
+    taken = q[np.arange(BATCH), batch["actions"]]
+    by_hand = {"q_values": taken.mean(), "q_spread": q.std(axis=0).mean()}
+    assert {k: x.item() for k, x in scalars.items()} == pytest.approx(by_hand, rel=1e-4)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -201,18 +244,25 @@ def test_the_categorical_loss_by_hand(double):
     with torch.no_grad():
         for p in target.parameters():
             p.add_(torch.randn(p.shape))
-    logits, next_logits = online(batch["obs"]), target(batch["next_obs"])
+    logits, next_logits = online.logits(batch["obs"]), target.logits(batch["next_obs"])
     chooser = online if double else target
-    choices = chooser.q_values(chooser(batch["next_obs"])).argmax(dim=1)
+    choices = chooser.q_values(chooser.logits(batch["next_obs"])).argmax(dim=1)
     probs = torch.stack([next_logits[b, choices[b]].softmax(dim=0) for b in range(BATCH)])
     outcome = (batch[k].numpy() for k in ("rewards", "discounts", "terminated"))
     wanted = project_by_hand(online.support.numpy(), probs.detach().numpy(), *outcome)
-    total = 0.0
+    losses, at_ends = [], []
     for b in range(BATCH):
         log_probs = logits[b, batch["actions"][b]].log_softmax(dim=0).tolist()
-        total -= sum(w * log_p for w, log_p in zip(wanted[b], log_probs, strict=True))
-    loss, _ = dqn.q_loss(online, target, batch, dqn.Args(double=double, n_atoms=ATOMS))
-    assert loss.item() == pytest.approx(total / BATCH, rel=1e-4)
+        losses.append(-sum(w * log_p for w, log_p in zip(wanted[b], log_probs, strict=True)))
+        at_ends.append(np.exp(log_probs[0]) + np.exp(log_probs[-1]))
+    args = dqn.Args(double=double, n_atoms=ATOMS)
+    computed, errors, scalars = dqn.c51_losses(online, target, batch, args)
+    assert computed.tolist() == pytest.approx(losses, rel=1e-4) and torch.equal(errors, computed)
+    q = online.q_values(logits).detach().numpy()
+    taken = q[np.arange(BATCH), batch["actions"]]
+    by_hand = {"q_values": taken.mean(), "q_spread": q.std(axis=0).mean()}
+    by_hand["mass_at_ends"] = np.mean(at_ends)
+    assert {k: x.item() for k, x in scalars.items()} == pytest.approx(by_hand, rel=1e-4)
 
 
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
@@ -222,21 +272,24 @@ def test_outcomes_with_a_second_axis_are_refused(name, n_atoms):
     batch[name] = batch[name][:, None]
     q_network, args = network(n_atoms=n_atoms), dqn.Args(n_atoms=n_atoms)
     with pytest.raises(AssertionError):
-        dqn.q_loss(q_network, q_network, batch, args)
+        losses_of(n_atoms)(q_network, q_network, batch, args)
 
 
 @pytest.mark.parametrize("n_atoms", [1, ATOMS])
 def test_an_update_moves_the_online_network_alone(n_atoms):
     args = dqn.Args(n_atoms=n_atoms)
     online, target = network(n_atoms=n_atoms, dueling=True), network(n_atoms=n_atoms, dueling=True)
-    optimizer = torch.optim.Adam([dqn.Vector(online)], lr=1e-2)
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-2)
     pointers = {p.data_ptr() for p in online.parameters()}
     assert pointers.isdisjoint(p.data_ptr() for p in target.parameters())
     before = [p.detach().clone() for p in online.parameters()], hash_of_parameters(target)
     batch = random_batch(np.random.default_rng(0))
-    expected, _ = dqn.q_loss(online, target, batch, args)
-    loss, taken_logits = dqn.update(online, target, optimizer, args, dqn.q_loss, batch)
-    assert loss == expected and taken_logits.shape == (BATCH, 1, n_atoms)
+    losses, _, scalars = losses_of(n_atoms)(online, target, batch, args)
+    expected = {f"losses/{name}": value.item() for name, value in scalars.items()}
+    expected["losses/td_loss"] = losses.mean().item()
+    scalars = dqn.update(online, target, optimizer, batch, args, losses_of(n_atoms))
+    assert {name: value.item() for name, value in scalars.items()} == expected
+    assert not any(value.requires_grad for value in scalars.values())
     moved = [not torch.equal(p, q) for p, q in zip(online.parameters(), before[0], strict=True)]
     assert all(moved) and hash_of_parameters(target) == before[1]
 
@@ -253,6 +306,19 @@ def test_polyak_by_hand():
     assert all((p == 8.0).all() for p in online.parameters())
     dqn.polyak(target, online, 1.0)
     assert all((p == 8.0).all() for p in target.parameters())
+
+
+def test_polyak_copies_buffers():
+    """As the statistics of a batch norm, of which one counts: a share of a count is no count."""
+    online, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    for _ in range(5):
+        online(torch.randn(7, 3) + 2)
+    dqn.polyak(target, online, 0.25)
+    assert target.num_batches_tracked == 5 and online.num_batches_tracked == 5
+    assert torch.equal(target.running_mean, online.running_mean)
+    assert torch.equal(target.running_var, online.running_var)
+    online(torch.randn(7, 3))
+    assert target.num_batches_tracked == 5  # copies, not the same memory
 
 
 def test_epsilon_greedy():
@@ -289,15 +355,15 @@ class Stream:
         actions, rewards = self.rng.integers(5, size=n), np.float32(self.rng.normal(size=n))
         terminated, truncated = self.rng.random((2, n)) < 0.12
         lost_life = terminated & (self.rng.random(n) < 0.5)  # terminated, and the game goes on
-        successors = np.stack([[*self.obs[e][1:], self.frame()] for e in range(n)])
-        next_obs = successors.copy()
+        next_obs = np.stack([[*self.obs[e][1:], self.frame()] for e in range(n)])
+        following_obs = next_obs.copy()
         for e in np.flatnonzero((terminated & ~lost_life) | truncated):
-            next_obs[e] = self.first()
+            following_obs[e] = self.first()
         for e in range(n):
-            row = (self.obs[e], actions[e], rewards[e], terminated[e], truncated[e], successors[e])
+            row = (self.obs[e], actions[e], rewards[e], terminated[e], truncated[e], next_obs[e])
             self.history[e].append(row)
-        step = (self.obs, actions, rewards, terminated, truncated, next_obs, successors)
-        self.obs = next_obs
+        step = (self.obs, actions, rewards, terminated, truncated, next_obs, following_obs)
+        self.obs = following_obs
         return step
 
 
@@ -306,11 +372,11 @@ def n_step_by_hand(history, t, n_step, gamma):
     obs, action, *_ = history[t]
     total, k = 0.0, 0
     while True:
-        _, _, reward, terminated, truncated, successor = history[t + k]
+        _, _, reward, terminated, truncated, next_obs = history[t + k]
         total += gamma**k * reward
         k += 1
         if terminated or truncated or k == n_step or t + k == len(history):
-            return obs, action, total, successor, terminated, gamma**k
+            return obs, action, total, next_obs, terminated, gamma**k
 
 
 @pytest.mark.parametrize("num_envs, n_step, stack", [(1, 1, 1), (1, 3, 4), (3, 5, 4), (2, 3, 1)])
@@ -334,13 +400,13 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
             ]
             found = [w for w in wanted if np.array_equal(w[0], sample["obs"][row])]
             assert len(found) == 1  # no two frames of those held are the same
-            _, action, reward, successor, terminated, discount = found[0]
+            _, action, reward, next_obs, terminated, discount = found[0]
             assert sample["actions"][row] == action
             assert sample["rewards"][row] == pytest.approx(reward, rel=1e-4, abs=1e-5)
             assert sample["terminated"][row] == terminated
             assert sample["discounts"][row] == pytest.approx(discount)
             if not terminated:
-                np.testing.assert_array_equal(sample["next_obs"][row], successor)
+                np.testing.assert_array_equal(sample["next_obs"][row], next_obs)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -386,13 +452,21 @@ def test_a_transition_of_atari_takes_at_most_7200_bytes():
     assert sum(array.nbytes for array in arrays) / 10_000 <= 7200
 
 
-@pytest.mark.parametrize("max_norm", [0.5, 3.0, np.inf])
+@pytest.mark.parametrize("max_norm", [0.1, 3.0, np.inf])
 def test_a_long_gradient_is_shortened_as_torch_does_it(max_norm):
-    gradient = torch.tensor([1.0, -2.0, 0.5])
-    ours, theirs = nn.Linear(3, 1, bias=False), nn.Parameter(torch.zeros(1, 3))
-    optimizer = torch.optim.SGD([dqn.Vector(ours)], lr=1.0)
-    ours.weight.grad[:] = theirs.grad = gradient[None].clone()
-    dqn.clip_gradient(optimizer, max_norm)
-    nn.utils.clip_grad_norm_([theirs], max_norm)
-    torch.testing.assert_close(ours.weight.grad, theirs.grad)
-    assert ours.weight.grad.norm().item() == pytest.approx(min(max_norm, gradient.norm().item()))
+    q_network, target, batch = network(), network(), random_batch(np.random.default_rng(0))
+    theirs = copy.deepcopy(q_network)
+    losses, _, _ = dqn.dqn_losses(theirs, target, batch, dqn.Args())
+    losses.mean().backward()
+    gradients = [p.grad for p in theirs.parameters()]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+    before = [p.detach().clone() for p in q_network.parameters()]
+    optimizer, args = torch.optim.SGD(q_network.parameters(), lr=1.0), dqn.Args()
+    args.max_grad_norm = max_norm
+    dqn.update(q_network, target, optimizer, batch, args, dqn.dqn_losses)
+    steps = [q - p.detach() for p, q in zip(q_network.parameters(), before, strict=True)]
+    for step, other in zip(steps, theirs.parameters(), strict=True):
+        torch.testing.assert_close(step, other.grad, rtol=1e-3, atol=1e-6)
+    length = torch.cat([step.flatten() for step in steps]).norm().item()
+    assert 0.1 < norm < 3 and length == pytest.approx(min(max_norm, norm), rel=1e-4)

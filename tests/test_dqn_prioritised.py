@@ -29,10 +29,11 @@ def prioritised_train(**settings):
     return run
 
 
-def new_buffer(exponent=1.0, steps=0, envs=ENVS):
+def new_buffer(exponent=1.0, steps=0, envs=ENVS, **settings):
     """Observations are the numbers of steps, actions those of environments."""
-    space = Box(-1e9, 1e9, (1,), np.float32)
-    buffer = dqn_prioritised.ReplayBuffer(LENGTH * envs, envs, space, exponent=exponent)
+    space, sizes = Box(-1e9, 1e9, (1,), np.float32), {"buffer_size": LENGTH * envs}
+    settings |= {"num_envs": envs, "priority_exponent": exponent} | sizes
+    buffer = dqn_prioritised.ReplayBuffer(dqn_prioritised.Args(**settings), space)
     for _ in range(steps):
         add(buffer)
     return buffer
@@ -91,11 +92,11 @@ def test_probabilities_and_weights_by_hand():
     """p = (1, 3), a = b = 1: P = (1/4, 3/4), N P = (1/2, 3/2), so that the weights are 2 and 2/3;
     over the largest of them 1 and 1/3.
     """
-    buffer, rng = new_buffer(steps=2, envs=1), np.random.default_rng(0)
+    buffer, rng = new_buffer(steps=2, envs=1, importance_exponent=1.0), np.random.default_rng(0)
     buffer.set_errors(np.array([0, 1]), np.array([0, 0]), np.array([1.0, 3.0]))
     steps, weights = set(), {}
     for _ in range(2):
-        batch = buffer.sample(8, 1, 0.9, rng, 1.0)
+        batch = buffer.sample(8, 1, 0.9, rng)
         counts = np.bincount(np.int64(batch["obs"][:, 0]), minlength=2)
         assert counts.tolist() == [2, 6]  # one from each eighth of the sum
         steps |= set(buffer.drawn[0].tolist())
@@ -109,6 +110,7 @@ def test_probabilities_and_weights_by_hand():
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
 def test_draws_follow_the_priorities_of_what_is_held(exponent):
     buffer, rng = new_buffer(exponent, steps=LENGTH + 4), np.random.default_rng(1)
+    b = 0.4 + 0.6 * (LENGTH + 4) * ENVS / dqn_prioritised.Args.total_timesteps
     held = [(step, env) for step in range(4, 4 + LENGTH) for env in range(ENVS)]
     errors = rng.random(len(held)) ** 3
     buffer.set_errors(*np.transpose(held), errors)
@@ -116,17 +118,17 @@ def test_draws_follow_the_priorities_of_what_is_held(exponent):
     expected /= expected.sum()
     counts, weights = dict.fromkeys(held, 0), {}
     for _ in range(400):
-        batch = buffer.sample(101, 1, 0.9, rng, 0.4)
+        batch = buffer.sample(101, 1, 0.9, rng)
         steps, envs = buffer.drawn
         np.testing.assert_array_equal(batch["obs"][:, 0], steps)  # what is named is what is drawn
         np.testing.assert_array_equal(batch["actions"], envs)
         largest = min(expected[held.index(x)] for x in zip(steps, envs, strict=True))
         for step, env, weight in zip(steps, envs, batch["weights"], strict=True):
             counts[step, env] += 1
-            weights[step, env] = weight * largest**-0.4  # without the division by the largest
+            weights[step, env] = weight * largest**-b  # without the division by the largest
     np.testing.assert_allclose(np.array(list(counts.values())) / 40_400, expected, atol=5e-3)
     for key, weight in weights.items():
-        assert weight == pytest.approx(expected[held.index(key)] ** -0.4, rel=1e-5)
+        assert weight == pytest.approx(expected[held.index(key)] ** -b, rel=1e-5)
     assert len(weights) > 15
 
 
@@ -152,8 +154,9 @@ def test_only_what_can_be_drawn_has_a_priority():
     """`priorities` compares with the total; of stacked frames the buffer has slots to spare."""
     for stack, shape in ((1, (1,)), (4, (4, 2, 2))):
         space = Box(0, 255, shape, np.uint8)
-        sizes = LENGTH * ENVS, ENVS, space, stack
-        buffer, no = dqn_prioritised.ReplayBuffer(*sizes, exponent=1.0), np.zeros(ENVS, np.bool_)
+        sizes = {"buffer_size": LENGTH * ENVS, "num_envs": ENVS}
+        args, no = dqn_prioritised.Args(**sizes, priority_exponent=1.0), np.zeros(ENVS, np.bool_)
+        buffer = dqn_prioritised.ReplayBuffer(args, space, stack)
         for step in range(3 * LENGTH):
             obs = np.zeros((ENVS, *shape), np.uint8)
             buffer.add(obs, np.arange(ENVS), np.zeros(ENVS, np.float32), no, no, obs, obs)
@@ -198,19 +201,26 @@ def test_a_loaded_buffer_draws_what_the_saved_one_draws():
     np.testing.assert_array_equal(*draws)
 
 
-class Table(torch.nn.Module):
+class Table(dqn.QNetwork):
     """Logits are the observation, (batch, 2 actions, atoms)."""
 
-    device = torch.device("cpu")
-
     def __init__(self, n_atoms):
-        super().__init__()
-        self.n_atoms, self.support = n_atoms, torch.tensor([-2.0, 1.0, 4.0])
+        torch.nn.Module.__init__(self)
+        self.device, self.n_atoms = torch.device("cpu"), n_atoms
+        self.support = torch.tensor([-2.0, 1.0, 4.0])
 
-    def forward(self, obs):
+    def logits(self, obs):
         return obs.reshape(len(obs), 2, self.n_atoms)
 
-    q_values = dqn.QNetwork.q_values
+
+class Errors:
+    """A buffer that keeps the errors it is given."""
+
+    drawn = "steps", "envs"
+
+    def set_errors(self, steps, envs, errors):
+        assert (steps, envs) == self.drawn and isinstance(errors, np.ndarray)
+        self.errors = errors.tolist()
 
 
 def batch_of(obs, weights, rewards):
@@ -224,37 +234,47 @@ def batch_of(obs, weights, rewards):
 @pytest.mark.parametrize("loss, rows", [("huber", [0.125, 2.5]), ("mse", [0.25, 9.0])])
 def test_losses_are_weighted_and_errors_are_not(loss, rows):
     """Q = 2, 2 and targets 1.5, 5: TD errors 0.5 and 3."""
-    args = dqn_prioritised.Args(loss=loss)
+    args, buffer = dqn_prioritised.Args(loss=loss), Errors()
     batch = batch_of([[7.0, 2.0], [9.0, 2.0]], [1.0, 0.25], [1.5, 5.0])
-    total, (errors, logits) = dqn_prioritised.q_loss(Table(1), Table(1), batch, args)
-    assert total.item() == pytest.approx((rows[0] + 0.25 * rows[1]) / 2)
-    assert errors.tolist() == [0.5, 3.0] and logits.tolist() == [[[2.0]], [[2.0]]]
+    losses, errors, scalars = dqn_prioritised.weighted_losses(
+        buffer, Table(1), Table(1), batch, args
+    )
+    assert losses.tolist() == pytest.approx([rows[0], 0.25 * rows[1]])
+    assert buffer.errors == errors.tolist() == [0.5, 3.0] and scalars["q_values"] == 2
 
 
 def test_the_error_of_a_distribution_is_its_cross_entropy():
     """Rewards at the last atom, and half way between the first two."""
-    args = dqn_prioritised.Args(**C51)
+    args, buffer = dqn_prioritised.Args(**C51), Errors()
     logits = np.float32([[9, 9, 9, 0, np.log(2), 0], [9, 9, 9, np.log(3), 0, 0]])
     batch = batch_of(logits.tolist(), [0.5, 1.0], [4.0, -0.5])
-    total, (errors, taken) = dqn_prioritised.q_loss(Table(3), Table(3), batch, args)
+    losses, _, _ = dqn_prioritised.weighted_losses(buffer, Table(3), Table(3), batch, args)
     expected = np.log(4), np.log(5) - np.log(3) / 2
-    np.testing.assert_allclose(errors, expected, rtol=1e-5)
-    assert total.item() == pytest.approx((expected[0] / 2 + expected[1]) / 2, rel=1e-5)
-    assert taken.shape == (2, 1, 3)
+    np.testing.assert_allclose(buffer.errors, expected, rtol=1e-5)
+    assert losses.tolist() == pytest.approx([expected[0] / 2, expected[1]], rel=1e-5)
 
 
-def test_a_gradient_step_gives_its_steps_their_new_priorities():
-    """By an error that tells from which step and environment it comes."""
-    run, buffer, seen = new_run(), new_buffer(steps=5), []
-    args = dqn_prioritised.Args(batch_size=11, total_timesteps=100)
+@pytest.mark.parametrize("n_atoms", [1, 3])
+def test_a_gradient_step_gives_its_steps_their_new_priorities(monkeypatch, n_atoms):
+    """By an error that tells from which step and environment it comes; dqn's functions are looked
+    up when they are called, so that whatever takes their place has its effect here.
+    """
+    args = dqn_prioritised.Args(n_atoms=n_atoms, total_timesteps=100)
+    buffer, network, seen = new_buffer(steps=5), torch.nn.Linear(1, 1), []
 
-    def learn(batch):
+    def own_losses(q_network, target_q_network, batch, args):
         seen.append(batch)
         errors = 10 * batch["obs"][:, 0] + batch["actions"] + 2
-        return torch.tensor(0.0), (errors, batch["obs"][:, None])
+        return q_network(batch["obs"])[:, 0], errors, {}
 
-    batch, (_, logits) = dqn_prioritised.learn_once(learn, buffer, args, run, 50)
-    assert batch is seen[0] and logits is not None and len(batch["obs"]) == 11
+    monkeypatch.setattr(dqn, "dqn_losses" if n_atoms == 1 else "c51_losses", own_losses)
+    batch = buffer.sample(11, 3, 0.9, np.random.default_rng(0))
+    batch = {k: torch.as_tensor(v) for k, v in batch.items()}
+    optimizer, losses_of = torch.optim.SGD(network.parameters()), dqn_prioritised.weighted_losses
+    expected = (batch["weights"] * network(batch["obs"])[:, 0]).mean()
+    settings = batch, args, lambda *nets: losses_of(buffer, *nets)
+    logs = dqn.update(network, network, optimizer, *settings)
+    assert seen[0] is batch and logs == {"losses/td_loss": pytest.approx(expected.item())}
     drawn = set(zip(*(x.tolist() for x in buffer.drawn), strict=True))
     for (step, env), priority in priorities(buffer).items():
         expected = 10 * step + env + 2 if (step, env) in drawn else 1
@@ -262,18 +282,18 @@ def test_a_gradient_step_gives_its_steps_their_new_priorities():
     assert 3 < len(drawn) < 15
 
 
-def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch):
-    exponents, sample = [], dqn_prioritised.ReplayBuffer.sample
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch, num_envs):
+    exponents, weights = [], dqn_prioritised.importance_weights
 
-    def spy(self, *rest):
-        exponents.append((self.total, rest[-1]))
-        return sample(self, *rest)
+    def spy(probabilities, exponent):
+        exponents.append(exponent)
+        return weights(probabilities, exponent)
 
-    monkeypatch.setattr(dqn_prioritised.ReplayBuffer, "sample", spy)
-    prioritised_train(**SHORT, importance_exponent=0.5)
-    assert len(exponents) == (512 - 48) // 8 and exponents[0][0] == 56
-    for total, exponent in exponents:
-        assert exponent == pytest.approx(0.5 + 0.5 * (total - 8) / 512)
+    monkeypatch.setattr(dqn_prioritised, "importance_weights", spy)
+    prioritised_train(**SHORT, importance_exponent=0.5, num_envs=num_envs)
+    steps = np.arange(56, 513, 8)
+    np.testing.assert_allclose(exponents, 0.5 + 0.5 * steps / 512)
 
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
@@ -289,14 +309,14 @@ def test_with_exponent_0_it_is_dqn(name):
     settings = SHORT | SWITCHES[name]
     plain = train(dqn, **settings, exp_name=f"plain-{name}")
     run = prioritised_train(**settings, priority_exponent=0.0, exp_name=f"prioritised-{name}")
-    assert dqn.run_hash(run.agent) == dqn.run_hash(plain.agent)
+    assert run.hash() == plain.hash()
     for each in (run, plain):
         each.writer.flush()
     curves = scalars(run.folder)
     assert len(curves) > 3
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
     differs = prioritised_train(**settings)
-    assert dqn.run_hash(differs.agent) != dqn.run_hash(plain.agent)
+    assert differs.hash() != plain.hash()
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -305,7 +325,7 @@ def test_a_run_goes_on_where_it_was_stopped(name):
     whole = prioritised_train(**settings)
     run = stopped(new_run(**settings), dqn_prioritised.train, after=400)
     resumed = prioritised_train(**settings, resume=str(run.folder))
-    assert dqn.run_hash(resumed.agent) == dqn.run_hash(whole.agent)
+    assert resumed.hash() == whole.hash()
 
 
 def test_the_script_evaluates_what_it_trained(script, tmp_path):
@@ -328,13 +348,22 @@ def test_the_losses_without_weights_are_dqns():
     """Row by row, so that a mean hides nothing."""
     torch.manual_seed(0)
     for settings in ({}, {"loss": "mse"}, C51):
-        args = dqn_prioritised.Args(**settings)
+        args, buffer = dqn_prioritised.Args(**settings), Errors()
         logits = torch.randn(5, 2 * args.n_atoms)
         batch = batch_of(logits.tolist(), [1.0] * 5, torch.randn(5).tolist())
         table = Table(args.n_atoms)
-        losses, errors, _ = dqn_prioritised.row_losses(table, table, batch, args)
+        losses, errors, _ = dqn_prioritised.weighted_losses(buffer, table, table, batch, args)
         for i in range(5):
             row = {k: x[i : i + 1] for k, x in batch.items()}
-            torch.testing.assert_close(losses[i], dqn.q_loss(table, table, row, args)[0])
+            losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
+            torch.testing.assert_close(losses[i], losses_of(table, table, row, args)[0][0])
         if args.loss == "mse":
             torch.testing.assert_close(F.mse_loss(errors, torch.zeros(5)), losses.mean())
+
+
+def test_of_atari_only_the_newest_frame_of_a_stack_is_kept(monkeypatch):
+    buffers = []
+    monkeypatch.setattr(dqn, "train", lambda args, run, buffer, losses_of: buffers.append(buffer))
+    prioritised_train(**TINY["dqn of frames"])
+    prioritised_train(**SHORT)
+    assert [buffer.frames.shape[2:] for buffer in buffers] == [(84, 84), (4,)]

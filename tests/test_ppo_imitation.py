@@ -1,5 +1,6 @@
 """ppo_imitation.py: the loss on demonstrations, its weight, and the file that they come in."""
 
+import math
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import ppo_imitation
 import pytest
 import torch
 from conftest import env_seeds, hand_stepped, only_run, stopped
+from environments import Clock
 from gymnasium.spaces import Box, Discrete
 
 OBS = Box(-1, 1, (3,), np.float32)
@@ -17,9 +19,7 @@ OBS = Box(-1, 1, (3,), np.float32)
 def make_agent(action_space, **settings):
     args = ppo_imitation.Args(imitation_coef=0.0, **settings)
     torch.manual_seed(0)
-    agent = ppo_imitation.make_agent(args, OBS, action_space)
-    ppo.Vector(agent)
-    return args, agent
+    return args, ppo_imitation.make_agent(args, OBS, action_space)
 
 
 def write(path, n=11, obs_dim=4, num_actions=2):
@@ -40,31 +40,39 @@ def test_the_loss_by_hand():
     assert loss.item() == pytest.approx(-(np.log(3 / 4) + np.log(1 / 4)) / 2)
     loss.backward()
     np.testing.assert_allclose(agent.actor[-1].bias.grad, [1 / 4, -1 / 4], atol=1e-6)
-    assert all((p.grad == 0).all() for p in agent.critic.parameters())
+    assert all(p.grad is None for p in agent.critic.parameters())
+
+
+def read(args, agent, action_space):
+    return ppo_imitation.read(args, agent, OBS, action_space)
 
 
 @pytest.mark.parametrize("step, coef", [(0, 0.8), (250, 0.6), (1000, 0), (2000, 0)])
-def test_its_weight_falls_on_a_line(step, coef):
+def test_its_weight_falls_on_a_line(step, coef, monkeypatch):
     args, agent = make_agent(Discrete(2), imitation_steps=1000, imitation_batch_size=5)
     args.imitation_coef = 0.8
     write("expert.npz", obs_dim=3)
     args.demonstrations = "expert.npz"
-    both = [ppo_imitation.Demonstrations(args, agent, OBS, Discrete(2)) for _ in range(2)]
-    agent.demonstrations, twin = both
+    agent.demonstrations = read(args, agent, Discrete(2))
     rng = np.random.default_rng(1)
-    mini = {"obs": rng.normal(size=(7, 3)), "actions": rng.integers(2, size=7)}
-    mini |= {name: rng.normal(size=7) for name in "log_probs advantages values returns".split()}
-    mini = {k: torch.as_tensor(x) if k == "actions" else torch.Tensor(x) for k, x in mini.items()}
-    run = SimpleNamespace(last_step=step)
-    loss, parts, _ = ppo_imitation.loss_with_demonstrations(run, agent, mini, args, 0.2)
-    plain, plain_parts, _ = ppo.ppo_loss(agent, mini, args, 0.2)
+    minibatch = {"obs": rng.normal(size=(7, 3)), "actions": rng.integers(2, size=7)}
+    minibatch |= {k: rng.normal(size=7) for k in "log_probs advantages values returns".split()}
+    minibatch = {
+        k: torch.as_tensor(x) if k == "actions" else torch.Tensor(x) for k, x in minibatch.items()
+    }
+    losses, (ours, twin) = [], (np.random.default_rng(2) for _ in range(2))
+    monkeypatch.setattr(ppo, "train", lambda args, run, loss_of: losses.append(loss_of))
+    ppo_imitation.train(args, SimpleNamespace(agent=agent, rng=ours, last_step=step))
+    loss, terms, _ = losses[0](agent, minibatch, args, 0.2)
+    plain, plain_terms, _ = ppo.ppo_loss(agent, minibatch, args, 0.2)
     if coef == 0:
-        assert torch.equal(loss, plain) and set(parts) == set(plain_parts)
-        np.testing.assert_array_equal(agent.demonstrations.rng.random(3), twin.rng.random(3))
-        return
-    imitation = ppo_imitation.imitation_loss(agent, twin.draw(5, "cpu"))
-    torch.testing.assert_close(parts["imitation_loss"], imitation)
-    torch.testing.assert_close(loss - plain, coef * imitation)
+        assert torch.equal(loss, plain) and set(terms) == set(plain_terms)
+    else:
+        batch = ppo_imitation.draw(agent.demonstrations, 5, twin, "cpu")
+        imitation = ppo_imitation.imitation_loss(agent, batch)
+        torch.testing.assert_close(terms["imitation_loss"], imitation)
+        torch.testing.assert_close(loss - plain, coef * imitation)
+    np.testing.assert_array_equal(ours.random(3), twin.random(3))
 
 
 def test_actions_of_the_environment_become_those_of_the_policy():
@@ -72,9 +80,83 @@ def test_actions_of_the_environment_become_those_of_the_policy():
     _, agent = make_agent(space)
     actions = np.array([[-1, 0, 10, -7], [3, 0.5, 1000, 9], [2, 0.1, 20, 0]], np.float32)
     expected = [[-1, -1, -1, -7], [1, 1, 1, 9], [0.5, -0.6, 10 / 495 - 1, 0]]
-    found = ppo_imitation.from_env(agent, actions)
+    found = ppo_imitation.from_env(agent, actions, space)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(agent.to_env(found), actions, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Discrete(3, start=-1),
+        Discrete(3, start=5, dtype=np.int32),
+        Box(-1, 1, (2,), np.float16),
+        Box(np.array([[-0.1, 0.1]]), np.array([[0.1, 0.7]]), dtype=np.float64),
+    ],
+)
+def test_actions_are_written_and_read_as_the_space_declares_them(space):
+    """Through environments that insist on their dtype, start and shape, and the file, and back."""
+
+    class Insists(Clock):
+        action_space = space
+
+        def step(self, action):
+            assert space.contains(action), (action, action.dtype)
+            return super().step(action)
+
+    args, agent = make_agent(space)
+    rng = np.random.default_rng(0)
+    shape = (5, 2) if space.shape == () else (5, 2, math.prod(space.shape))
+    chosen = rng.integers(3, size=shape) if space.shape == () else rng.uniform(-1, 1, shape)
+    envs = ppo.SyncEnvs([Insists] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs = ppo_imitation.RecordingEnvs(envs, "expert.npz")
+    envs.reset(seed=[0, 1])
+    for actions in chosen:
+        envs.step(ppo.as_declared(agent.to_env(actions), space))
+    envs.close()
+    with np.load("expert.npz") as file:
+        saved, obs = file["actions"], file["observations"]
+    assert saved.dtype == space.dtype and saved.shape == (10, *space.shape)
+    assert all(space.contains(action) for action in saved)
+    if space.shape == ():
+        assert set(saved) == {space.start, space.start + 1, space.start + 2}
+    np.savez("expert.npz", observations=np.repeat(obs, 3, axis=1), actions=saved)
+    args.demonstrations = "expert.npz"
+    found = read(args, agent, space)["actions"]
+    expected = chosen.swapaxes(0, 1).reshape(10, *shape[2:])  # one episode after the other
+    np.testing.assert_allclose(found, expected, atol=1e-3 if space.dtype == np.float16 else 1e-6)
+    assert found.dtype == (np.int64 if space.shape == () else np.float32)
+
+
+def recorded(lengths, num_steps, **limits):
+    """What is saved of environments that end after so many steps, stepped `num_steps` times."""
+    make = [lambda n=n: Clock(n, **limits) for n in lengths]
+    envs = ppo.SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs = ppo_imitation.RecordingEnvs(envs, "expert.npz")
+    envs.reset(seed=[0] * len(lengths))
+    for _ in range(num_steps):
+        envs.step(np.zeros(len(lengths), np.int64))
+    envs.close()
+    with np.load("expert.npz") as arrays:
+        columns = dict(arrays)
+    ended = columns["terminations"] | columns["truncations"]
+    return columns, np.diff([0, *np.flatnonzero(ended) + 1]).tolist()
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_episodes_are_saved_whole_whatever_ended_them(terminates):
+    columns, lengths = recorded([3, 5, 2], 6, terminates=terminates)
+    assert lengths == [3, 5, 2] and len(columns["rewards"]) == 10
+    assert columns["terminations"].any() == terminates != columns["truncations"].any()
+    clock = [t / n for n in (3, 5, 2) for t in range(n)]
+    np.testing.assert_allclose(columns["observations"][:, 0], clock, rtol=1e-6)
+
+
+def test_what_an_evaluation_cuts_is_saved_as_an_episode_cut_there():
+    columns, lengths = recorded([9, 3, 9], 6, terminates=True)
+    assert lengths == [6, 3, 6] and len(columns["rewards"]) == 15
+    np.testing.assert_array_equal(np.flatnonzero(columns["truncations"]), [5, 14])
+    np.testing.assert_array_equal(np.flatnonzero(columns["terminations"]), [8])
 
 
 def test_batches_are_rows_of_the_file():
@@ -83,8 +165,8 @@ def test_batches_are_rows_of_the_file():
     args.norm_obs = True
     rows = np.arange(33.0).reshape(11, 3)
     np.savez("expert.npz", observations=rows, actions=rows[:, :1] / 30)
-    demonstrations = ppo_imitation.Demonstrations(args, agent, OBS, Box(-2, 2, (1,), np.float32))
-    batch = demonstrations.draw(500, "cpu")
+    demonstrations = read(args, agent, Box(-2, 2, (1,), np.float32))
+    batch = ppo_imitation.draw(demonstrations, 500, np.random.default_rng(0), "cpu")
     assert batch["obs"].dtype == batch["actions"].dtype == torch.float32
     assert set(map(tuple, batch["obs"].tolist())) == set(map(tuple, rows))
     torch.testing.assert_close(batch["actions"], batch["obs"][:, :1] / 60)
@@ -125,6 +207,9 @@ def test_an_evaluation_is_saved(script, tmp_path, name):
     assert text == trained.line("evaluation")
     assert len(set(lengths)) > 1  # else no row after an episode's end could show
     assert saved.line("episodes") == f"5 of {lengths.sum():,} steps: expert.npz"
+    flags = f"--evaluate={folder}", "--save-episodes", "nowhere/expert.npz"
+    failed = script("ppo_imitation", *flags, ok=False)  # before anything is played
+    assert failed.status == 2 and "no such folder" in failed.err and not failed.out
 
 
 def test_continuous_actions_are_saved_as_the_environment_has_them(script, tmp_path):
@@ -163,12 +248,18 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
         ("--demonstrations absent.npz", "No such file"),
         ("--demonstrations short.npz", "actions"),
         ("--demonstrations wide.npz", "needs ((11, 4), (11,))"),
+        ("--demonstrations empty.npz", "needs ((0, 4), (0,))"),
+        ("--demonstrations other.npz", "not in Discrete(2)"),
+        ("--demonstrations text.npz", "text.npz"),
         ("--imitation-coef 0 --save-episodes new.npz", "goes with evaluate"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line_and_leaves_nothing(script, tmp_path, flags, words):
     np.savez("short.npz", observations=np.zeros((11, 4)))
     write("wide.npz", obs_dim=5)
+    write("empty.npz", n=0)
+    write("other.npz", num_actions=3)
+    (tmp_path / "text.npz").write_text("observations,actions")
     failed = script("ppo_imitation", *flags.split(), ok=False)
     assert failed.status == 2 and words in failed.err and failed.err.count("\n") == 1
     assert not list(tmp_path.glob("runs*"))

@@ -79,9 +79,9 @@ def test_an_evaluation_counts_one_whole_episode_of_each_environment():
 def test_evaluation_changes_no_statistics():
     settings = dict(env_id="Pendulum-v1", total_timesteps=512, norm_obs=True, norm_reward=True)
     run = train(ppo, **settings)
-    before = ppo.run_hash(run.agent)
+    before = run.hash()
     first, second = run.evaluate(), run.evaluate()
-    assert ppo.run_hash(run.agent) == before
+    assert run.hash() == before
     np.testing.assert_array_equal(first, second)
 
 

@@ -25,16 +25,12 @@ def make_agent(action_space, **settings):
     agent = ppo_lstm.make_agent(args, box(F), action_space)
     for p in agent.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    ppo.Vector(agent)
     return args, agent
 
 
 def torch_lstm(agent):
-    lstm = torch.nn.LSTM(F, H)
-    with torch.no_grad():
-        for name, layers in (("ih", agent.from_input), ("hh", agent.from_output)):
-            getattr(lstm, f"weight_{name}_l0").copy_(layers[0].weight)
-            getattr(lstm, f"bias_{name}_l0").copy_(layers[0].bias)
+    lstm = torch.nn.LSTM(agent.lstm.input_size, H)
+    lstm.load_state_dict({f"{name}_l0": x for name, x in agent.lstm.state_dict().items()})
     return lstm
 
 
@@ -46,74 +42,74 @@ def episodes(ended):
 
 
 def run_alone(lstm, state, features, env, start, stop):
-    """torch.nn.LSTM over one episode: outputs, (n, H), and the state after it, (2, H)."""
-    zeros = torch.zeros(2, 1, H)
-    h, cell = state[:, env : env + 1] if start == 0 else zeros
-    outputs, after = lstm(features[start:stop, env], (h, cell))
-    return outputs, torch.cat(after)
+    """torch.nn.LSTM over one episode: outputs, (n, H), and the state after it, (2 H,)."""
+    before = state[env : env + 1] if start == 0 else torch.zeros(1, 2 * H)
+    outputs, after = lstm(features[start:stop, env], before.chunk(2, dim=1))
+    return outputs, torch.cat(after, dim=1)[0]
 
 
 def test_a_step_by_hand():
     """Input gate 1/2, forget gate 3/4, output gate 1/2, new content tanh(0.5)."""
-    gates = torch.tensor([[0.0, np.log(3), 0.5, 0.0]])
-    h, cell = ppo_lstm.lstm_cell(gates, torch.tensor([[2.0]]))
-    expected = 0.75 * 2 + 0.5 * np.tanh(0.5)
-    assert cell.item() == pytest.approx(expected) and h.item() == pytest.approx(
-        0.5 * np.tanh(expected)
-    )
-    arrays = ppo_lstm.lstm_cell(gates.numpy(), np.full((1, 1), 2, np.float32))
-    np.testing.assert_allclose(np.ravel(arrays), [h.item(), cell.item()], rtol=1e-6)
+    _, agent = make_agent(Discrete(2), lstm_size=1)
+    with torch.no_grad():
+        for p in agent.lstm.parameters():
+            p.zero_()
+        agent.lstm.bias_ih[:] = torch.tensor([0.0, np.log(3), 0.5, 0.0])
+        h, state = agent.remember(torch.zeros(1, F), torch.tensor([[7.0, 2.0]]))
+    cell = 0.75 * 2 + 0.5 * np.tanh(0.5)
+    assert h.item() == pytest.approx(0.5 * np.tanh(cell))
+    np.testing.assert_allclose(state, [[h.item(), cell]], rtol=1e-6)
+
+
+def test_weights_start_orthogonal_and_biases_at_zero():
+    torch.manual_seed(0)
+    lstm = ppo_lstm.make_agent(ppo_lstm.Args(lstm_size=H), box(F), Discrete(2)).lstm
+    for weight in (lstm.weight_ih, lstm.weight_hh):  # (4 H, F), (4 H, H)
+        torch.testing.assert_close(weight.T @ weight, torch.eye(weight.shape[1]))
+    assert (lstm.bias_ih == 0).all() and (lstm.bias_hh == 0).all()
 
 
 def test_unroll_equals_torchs_lstm_on_each_episode_alone():
     _, agent = make_agent(Discrete(2))
-    lstm, state = torch_lstm(agent), torch.randn(2, B, H)
+    lstm, state = torch_lstm(agent), torch.randn(B, 2 * H)
     features, ended = torch.randn(T, B, F), torch.rand(T, B) < 0.25
     assert ended[:-1].any(dim=0).all()  # in each environment
-    outputs, last = agent.unroll(features, state, ended)
-    assert outputs.shape == (T, B, H) and last.shape == (2, B, H)
+    outputs = agent.unroll(features, state, ended)
+    assert outputs.shape == (T, B, H)
     for env, start, stop in episodes(ended.numpy()):
-        expected, after = run_alone(lstm, state, features, env, start, stop)
+        expected, _ = run_alone(lstm, state, features, env, start, stop)
         torch.testing.assert_close(outputs[start:stop, env], expected, rtol=0, atol=1e-6)
-        if stop == T:  # an end at the last step resets what follows the rollout, not this
-            torch.testing.assert_close(last[:, env], after, rtol=0, atol=1e-6)
 
 
 def test_no_gradient_crosses_an_end():
     _, agent = make_agent(Discrete(2))
     features, ended = torch.randn(T, B, F, requires_grad=True), torch.zeros(T, B, dtype=torch.bool)
     ended[6, 2] = True
-    outputs, _ = agent.unroll(features, torch.randn(2, B, H), ended)
+    outputs = agent.unroll(features, torch.randn(B, 2 * H), ended)
     (gradient,) = torch.autograd.grad(outputs[7:].sum(), features)
     assert (gradient[:7, 2] == 0).all() and (gradient[7:, 2] != 0).any()
     assert (gradient[:7, 1] != 0).any()  # of an environment without an end
 
 
 def play(args, agent, rng):
-    """A rollout by random observations, ends of both kinds among them; log pi(a) when acting; the
-    successors, (T, B, F).
-    """
-    sizes = args.num_steps, args.num_envs, box(F)
-    state = rng.normal(size=(2, args.num_envs, H)).astype(np.float32)
-    buffer, acted = ppo_lstm.RolloutBuffer(*sizes, initial_state=state), []
-    all_successors = rng.normal(size=(T, B, F)).astype(np.float32)
-    for successors in all_successors:
+    """A rollout by random observations, ends of both kinds among them; log pi(a) when acting."""
+    state = rng.normal(size=(args.num_envs, 2 * H)).astype(np.float32)
+    buffer, acted = ppo.RolloutBuffer(), []
+    for next_obs in rng.normal(size=(T, B, F)).astype(np.float32):
         obs = rng.normal(size=(B, F)).astype(np.float32)
-        features, after = agent.remember(agent.features(obs), state)
-        assert isinstance(features, np.ndarray)
-        actions, state = agent.act(obs, state, rng)
-        np.testing.assert_array_equal(state, after)
-        policy, actions_ = torch.as_tensor(agent.policy(features)), torch.as_tensor(actions)
-        if agent.discrete:
-            log_probs, _ = ppo.categorical_log_prob_and_entropy(policy, actions_)
-        else:
-            log_probs, _ = ppo.gaussian_log_prob_and_entropy(policy, agent.log_std, actions_)
-        acted.append(log_probs.detach().numpy())
+        actions, after = agent.act(obs, state, rng)
+        with torch.no_grad():
+            outputs, expected = agent(torch.as_tensor(obs), torch.as_tensor(state))
+            log_probs, _ = agent.log_prob_and_entropy(outputs, torch.as_tensor(actions))
+        np.testing.assert_array_equal(after, expected)
+        acted.append(log_probs.numpy())
         terminated, truncated = rng.random((2, args.num_envs)) < 0.1
         rewards = rng.normal(size=args.num_envs).astype(np.float32)
-        buffer.add(obs, actions, rewards, terminated, truncated, successors, state)
-        state = state * ~(terminated | truncated)[:, None]
-    return buffer, np.array(acted), all_successors
+        step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+        step |= {"terminated": terminated, "truncated": truncated}
+        buffer.add(**step, state=state, next_state=after)
+        state = after * ~(terminated | truncated)[:, None]
+    return buffer, np.array(acted)
 
 
 @pytest.mark.parametrize(
@@ -129,40 +125,52 @@ def test_the_ratio_is_one_before_the_first_step(action_space, settings):
     rng = np.random.default_rng(0)
     if args.norm_obs:
         agent.obs_moments.update(rng.normal(2, 3, (100, F)))
-    buffer, acted, _ = play(args, agent, rng)
-    assert (buffer.terminated | buffer.truncated)[:-1].any() and acted.std() > 0.1
+    buffer, acted = play(args, agent, rng)
+    assert (buffer["terminated"] | buffer["truncated"])[:-1].any() and acted.std() > 0.1
     batch, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
     np.testing.assert_allclose(batch["log_probs"].T, acted, atol=1e-5)
-    mini = {name: tensor[torch.tensor([3, 1])] for name, tensor in batch.items()}
-    _, _, log_ratio = ppo.ppo_loss(agent, mini, args, 0.2)
+    minibatch = {name: tensor[torch.tensor([3, 1])] for name, tensor in batch.items()}
+    _, _, log_ratio = ppo.ppo_loss(agent, minibatch, args, 0.2)
     assert log_ratio.shape == (2, T) and log_ratio.abs().max() < 1e-5
 
 
 def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch):
     args, agent = make_agent(Discrete(3))
-    buffer, _, successors = play(args, agent, np.random.default_rng(0))
+    buffer, _ = play(args, agent, np.random.default_rng(0))
     seen, rollout_advantages = {}, ppo.rollout_advantages
 
-    def spy(agent, buffer, values, bootstrap_values, *rest):
-        seen.update(values=values, bootstrap=bootstrap_values)
-        return rollout_advantages(agent, buffer, values, bootstrap_values, *rest)
+    def spy(agent, buffer, values, final_values, *rest):
+        seen.update(values=values, final=final_values)
+        return rollout_advantages(agent, buffer, values, final_values, *rest)
 
     monkeypatch.setattr(ppo, "rollout_advantages", spy)
     ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
-    ended, lstm = buffer.terminated | buffer.truncated, torch_lstm(agent)
+    ended, lstm = buffer["terminated"] | buffer["truncated"], torch_lstm(agent)
     values, after = np.zeros((2, T, B), np.float32)  # V of observations, and of their successors
     for env, start, stop in episodes(ended):
         sequence = torch.zeros(stop + 1, B, F)
-        sequence[:stop, env] = torch.as_tensor(buffer.obs[:stop, env])
-        sequence[stop, env] = torch.as_tensor(successors[stop - 1, env])
-        state = torch.as_tensor(buffer.initial_state)
+        sequence[:stop, env] = torch.as_tensor(buffer["obs"][:stop, env])
+        sequence[stop, env] = torch.as_tensor(buffer["next_obs"][stop - 1, env])
+        state = torch.as_tensor(buffer["state"][0])
         outputs, _ = run_alone(lstm, state, sequence, env, start, stop + 1)
         v = agent.value(outputs).detach().numpy()
         values[start:stop, env], after[start:stop, env] = v[:-1], v[1:]
     assert ended[:-1].sum() > 3 and not ended[-1].all()
     np.testing.assert_allclose(seen["values"], values, atol=1e-5)
     expected = [*after[ended], *after[-1]]  # by step, then environment
-    np.testing.assert_allclose(seen["bootstrap"], expected, atol=1e-5)
+    np.testing.assert_allclose(seen["final"], expected, atol=1e-5)
+
+
+def test_a_terminal_observation_of_nan_does_not_spread():
+    args, agent = make_agent(Discrete(3))
+    buffer, _ = play(args, agent, np.random.default_rng(0))
+    clean, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    for step in buffer.steps:
+        step["next_obs"][step["terminated"]] = np.nan
+    assert np.isnan(buffer["next_obs"]).any()
+    batch, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    for name, tensor in clean.items():
+        torch.testing.assert_close(batch[name], tensor, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("env_id", ["Clock-v0", "EndingClock-v0"])  # truncated, terminated
@@ -170,14 +178,17 @@ def test_states_in_training_are_those_of_the_unrolled_rollout(env_id, monkeypatc
     """Episodes of five steps in rollouts of seven, and a checkpoint after three of these."""
     rollouts, make_sequences = [], ppo_lstm.make_sequences
 
-    def spy(agent, buffer, args, running):
-        with torch.no_grad():
-            features = agent.features(torch.as_tensor(buffer.obs))
-            ended = torch.as_tensor(buffer.terminated | buffer.truncated)
-            initial = torch.as_tensor(buffer.initial_state)
-            _, last = agent.unroll(features, initial, ended)
-        rollouts.append((buffer.initial_state, buffer.last_state, last.numpy(), ended[-1].numpy()))
-        return make_sequences(agent, buffer, args, running)
+    def spy(agent, buffer, args, running_returns):
+        ended = buffer["terminated"] | buffer["truncated"]
+        lstm, obs = torch_lstm(agent), torch.as_tensor(buffer["obs"])
+        state, after = torch.as_tensor(buffer["state"][0]), buffer["next_state"]
+        unrolled = np.zeros_like(after[-1])
+        for env, start, stop in episodes(ended):  # the last of an environment is kept
+            _, expected = run_alone(lstm, state, obs, env, start, stop)
+            unrolled[env] = expected.detach()
+            np.testing.assert_allclose(after[stop - 1, env], unrolled[env], atol=1e-6)
+        rollouts.append((buffer["state"][0], after[-1], unrolled, ended[-1]))
+        return make_sequences(agent, buffer, args, running_returns)
 
     monkeypatch.setattr(ppo_lstm, "make_sequences", spy)
     sizes = {"num_envs": 2, "num_steps": 7, "total_timesteps": 84, "checkpoint_frequency": 42}
@@ -185,13 +196,13 @@ def test_states_in_training_are_those_of_the_unrolled_rollout(env_id, monkeypatc
     run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
     ppo_lstm.train(args, run)
     assert len(rollouts) == 6
-    state = np.zeros((2, 2, H))
+    state = np.zeros((2, 2 * H))
     for initial, last, unrolled, ended in rollouts:
         np.testing.assert_array_equal(initial, state)
         np.testing.assert_allclose(last, unrolled, atol=1e-6)
         state = last * ~ended[:, None]
     assert [ended.all() for *_, ended in rollouts] == [False, False, True] * 2
-    assert not any(last.any(axis=(0, 2)).sum() < 2 for _, last, *_ in rollouts)
+    assert not any(last.any(axis=1).sum() < 2 for _, last, *_ in rollouts)
 
 
 SETTINGS = "--env-id tasks:Recall-v0 --total-timesteps 2048 --checkpoint-frequency 512".split()

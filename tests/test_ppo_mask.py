@@ -2,8 +2,11 @@
 slot; where all actions are valid it is ppo.
 """
 
+import importlib
+import sys
 from collections import OrderedDict
 
+import dqn
 import gymnasium as gym
 import numpy as np
 import ppo
@@ -12,7 +15,7 @@ import pytest
 import tasks
 import torch
 from conftest import NUMBERS, hash_of_parameters, only_run, stopped, train
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 N, K, M, BATCH = 5, 3, 7, 11  # actions, numbers of an embedding, of the rest, rows
 
@@ -69,9 +72,41 @@ class Random(gym.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+class Ends(gym.Env):
+    """Episodes of three steps; every other one is cut instead. What follows the last step has no
+    valid action and, where the task ended, no numbers.
+    """
+
+    observation_space = Dict(action_mask=MultiBinary(N), obs=Box(-1, 1, (M,), np.float32))
+    action_space = Discrete(N)
+    ends = 0
+
+    def __init__(self, blocked=False):
+        self.blocked = blocked
+
+    def observe(self, valid, number=0.5):
+        mask = np.arange(N) % 2 if valid else np.zeros(N)
+        return {"action_mask": mask.astype(np.int8), "obs": np.full(M, number, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(True), {}
+
+    def step(self, action):
+        assert action % 2 == 1, "an invalid action"
+        self.t += 1
+        over = self.t == 3
+        self.ends += over
+        terminated = over and self.ends % 2 == 0
+        obs = self.observe(not over and not self.blocked, np.nan if terminated else 0.5)
+        return obs, 1.0, terminated, over and not terminated, {}
+
+
 MASK, AVAIL, REST = MultiBinary(N), Box(-1, 1, (N, K), np.float32), Box(-1, 1, (M,), np.float32)
 SPACES = {"Masked-v0": Dict(action_mask=MASK, obs=REST)}
 SPACES["Embedded-v0"] = Dict(action_mask=MASK, avail_actions=AVAIL, obs=REST)
+SPACES["OneHotRest-v0"] = Dict(action_mask=Box(0, 1, (N,), np.uint8), obs=MultiDiscrete([2, 5]))
 WRONG = {
     "Vector-v0": REST,
     "NoMask-v0": Dict(obs=REST),
@@ -83,9 +118,19 @@ WRONG = {
     "SmallEmbedding-v0": Dict(
         action_mask=MASK, avail_actions=Box(-1, 1, (N - 1, K), np.float32), obs=REST
     ),
+    # these become one-hot when they are flattened, of 2 N numbers
+    "MultiDiscreteMask-v0": Dict(action_mask=MultiDiscrete([2] * N), obs=REST),
+    "TupleMask-v0": Dict(action_mask=Tuple([Discrete(2)] * N), obs=REST),
+    "MaskAlone-v0": Dict(action_mask=MASK),
+    "NoRest-v0": Dict(action_mask=MASK, avail_actions=AVAIL),
+    "DiscreteMask-v0": Dict(action_mask=Discrete(N), obs=REST),
+    "DiscreteEmbedding-v0": Dict(
+        action_mask=MASK, avail_actions=MultiDiscrete([[4] * K] * N), obs=REST
+    ),
 }
 for name, space in (SPACES | WRONG).items():
     gym.register(name, Random, max_episode_steps=13, kwargs={"space": space})
+gym.register("Ends-v0", Ends)
 gym.register("Strict-v0", Strict, max_episode_steps=100)
 gym.register("AllValid-v0", AllValid)
 gym.register("Identity-v0", AllValid, kwargs={"embedded": True})
@@ -120,7 +165,7 @@ def observations(rng, k=0, rows=BATCH):
     return np.concatenate([mask, numbers], axis=1).astype(np.float32)
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])  # an array where it acts
 def test_an_observation_is_a_mask_and_embeddings_and_the_rest(convert):
     obs = np.arange(2 * (N + N * K + M)).reshape(2, -1)
     mask, embeddings, rest = ppo_mask.split_obs(convert(obs), N, K)
@@ -132,14 +177,15 @@ def test_an_observation_is_a_mask_and_embeddings_and_the_rest(convert):
 
 
 def test_the_parts_are_where_make_env_puts_them():
-    for env_id, k in (("Masked-v0", 0), ("Embedded-v0", K)):
-        assert ppo_mask.embedding_size(env_id, N) == k
+    for env_id, k in (("Masked-v0", 0), ("Embedded-v0", K), ("OneHotRest-v0", 0)):
+        assert ppo_mask.embedding_size(ppo_mask.Args(env_id), N) == k
         space = gym.make(env_id).observation_space
         obs = space.sample()
         flat = gym.spaces.flatten(space, obs)[None]
         parts = ppo_mask.split_obs(flat, N, k)
         np.testing.assert_array_equal(parts[0][0], obs["action_mask"])
-        np.testing.assert_array_equal(parts[2][0], obs["obs"])
+        rest = gym.spaces.flatten(space["obs"], obs["obs"])
+        np.testing.assert_array_equal(parts[2][0], rest)
         if k > 0:
             np.testing.assert_array_equal(parts[1][0], obs["avail_actions"])
 
@@ -150,6 +196,13 @@ def test_other_observations_are_refused(env_id, capsys):
         new_run(env_id=env_id)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and env_id in error
+
+
+def test_arguments_of_the_environment_reach_it():
+    """CartPole's two actions, with and without a row of two numbers for each."""
+    for env_kwargs, k in (('{"embedded": true}', 2), ("{}", 0)):
+        agent = new_run(env_id="AllValid-v0", env_kwargs=env_kwargs).agent
+        assert (agent.n, agent.k) == (2, k) and agent.actor[0].in_features == 4
 
 
 def test_continuous_actions_are_refused(capsys):
@@ -219,32 +272,42 @@ def test_a_shuffled_slot_keeps_its_logit():
     obs, order = observations(rng, K), rng.permutation(N)
     mask, embeddings, rest = ppo_mask.split_obs(obs, N, K)
     parts = mask[:, order], embeddings[:, order].reshape(BATCH, -1), rest
-    shuffled = np.concatenate(parts, axis=1)
-    assert (agent(shuffled) != agent(obs)).any()
-    np.testing.assert_allclose(agent(shuffled), agent(obs)[:, order], rtol=1e-5)
-    with torch.no_grad():  # tensors and arrays alike
-        logits = agent(torch.as_tensor(obs))
-    np.testing.assert_allclose(logits, agent(obs), rtol=1e-4, atol=1e-5)
+    shuffled = torch.as_tensor(np.concatenate(parts, axis=1))
+    with torch.no_grad():
+        moved, logits = agent(shuffled), agent(torch.as_tensor(obs))
+    assert (moved != logits).any()
+    np.testing.assert_allclose(moved, logits[:, order], rtol=1e-5)
 
 
 def test_what_is_normalised_is_the_rest_alone():
     agent, rng = random_agent("Embedded-v0", norm_obs=True), np.random.default_rng(4)
     obs = observations(rng, K)
     agent.obs_moments.update(obs * 3 + 1)
-    for x in (obs, torch.as_tensor(obs)):
-        mask, embeddings, rest = agent.features(x)
-        np.testing.assert_array_equal(mask, obs[:, :N])
-        np.testing.assert_array_equal(embeddings.reshape(BATCH, -1), obs[:, N : N + N * K])
-        seen = obs[:, N + N * K :]
-        expected = (seen - (3 * seen + 1).mean(axis=0)) / (3 * seen).std(axis=0)
-        np.testing.assert_allclose(rest, expected, rtol=1e-3, atol=1e-5)
+    mask, embeddings, rest = agent.features(torch.as_tensor(obs))
+    np.testing.assert_array_equal(mask, obs[:, :N])
+    np.testing.assert_array_equal(embeddings.reshape(BATCH, -1), obs[:, N : N + N * K])
+    seen = obs[:, N + N * K :]
+    expected = (seen - (3 * seen + 1).mean(axis=0)) / (3 * seen).std(axis=0)
+    np.testing.assert_allclose(rest, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_a_mask_without_a_valid_action_is_refused():
-    agent, obs = random_agent("Masked-v0"), observations(np.random.default_rng(5))
-    obs[3, :N] = 0
-    with pytest.raises(AssertionError, match="no valid action"):
-        agent.act(obs, np.random.default_rng(0))
+@pytest.mark.parametrize("name, parent", [("ppo_mask", ppo), ("dqn_mask", dqn)])
+def test_a_mask_without_a_valid_action_ends_the_run_with_a_line(name, parent, monkeypatch, capsys):
+    module = importlib.import_module(name)
+    flags = ["--env-id", "Ends-v0", "--env-kwargs", '{"blocked": true}']
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
+    with pytest.raises(SystemExit) as stop:
+        parent.main(name, module.Args, module.make_agent, parent.train, parent.evaluation_policy)
+    error = capsys.readouterr().err  # beside the progress bar
+    assert stop.value.code == 2 and "Traceback" not in error
+    assert error.endswith(f"{name}.py: an action_mask has no valid action\n")
+
+
+def test_a_last_observation_may_have_no_valid_action_and_no_numbers():
+    """Returns of 3 rewards; the loss of a run is finite, or `Run` would end it."""
+    run = masked_train(env_id="Ends-v0", total_timesteps=2048, learning_rate=0.01)
+    assert all(torch.isfinite(p).all() for p in run.agent.parameters())
+    assert run.evaluate().tolist() == [3, 3, 3]
 
 
 SHORT = dict(total_timesteps=2048, checkpoint_frequency=512)
@@ -254,7 +317,7 @@ SHORT = dict(total_timesteps=2048, checkpoint_frequency=512)
 def test_where_all_actions_are_valid_it_is_ppo(env_id):
     settings = dict(total_timesteps=1024, checkpoint_frequency=512, ent_coef=0.01)
     plain, masked = train(ppo, **settings), masked_train(env_id=env_id, **settings)
-    assert ppo.run_hash(masked.agent) == ppo.run_hash(plain.agent)
+    assert masked.hash() == plain.hash()
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
     # the moments, here of the whole observation, are other arrays; the weights are the same
     plain = train(ppo, **settings, norm_obs=True)
@@ -270,7 +333,7 @@ def test_a_run_takes_valid_actions_learns_and_goes_on_where_it_was_stopped():
 
     run = stopped(new_run(**settings), ppo.train, after=1000)
     resumed = masked_train(**settings, resume=str(run.folder))
-    assert ppo.run_hash(resumed.agent) == ppo.run_hash(whole.agent)
+    assert resumed.hash() == whole.hash()
 
 
 def test_the_script_evaluates_what_it_trained(script, tmp_path):

@@ -5,7 +5,7 @@ Sizes are pairwise different primes, so that a wrong axis cannot hide.
 
 import itertools
 import math
-from functools import partial
+from types import SimpleNamespace
 
 import a2c
 import gymnasium as gym
@@ -50,6 +50,18 @@ def test_gae_is_the_sum_over_the_rest_of_the_episode(seed):
                     break
     advantages = ppo.gae(rewards, values, next_values, terminated, truncated, gamma, lam)
     np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_follows_a_termination_does_not_spread(poison):
+    """The last observation of a fallen robot may be no number, and so its value."""
+    rewards, values, next_values, terminated, truncated = random_rollout(0)
+    poisoned = np.where(terminated, poison, next_values)
+    by_hand = np.where(terminated, 0, next_values)
+    ends = terminated, truncated, 0.9, 0.7
+    advantages = ppo.gae(rewards, values, poisoned, *ends)
+    assert terminated.any() and np.isfinite(advantages).all()
+    np.testing.assert_array_equal(advantages, ppo.gae(rewards, values, by_hand, *ends))
 
 
 def test_gae_refuses_shapes_that_would_broadcast():
@@ -171,9 +183,21 @@ def test_running_moments_are_those_of_everything_seen():
     for chunk in chunks:
         moments.update(chunk)
     seen = np.concatenate(chunks)
-    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-12)
     assert moments.count == len(seen)
+
+
+def test_running_moments_do_not_drift():
+    """Two million samples far from 0, a rollout at a time: in float32 the variance is lost."""
+    rng, moments = np.random.default_rng(0), ppo.RunningMoments((ACTIONS,))
+    offsets, scales = np.array([1e3, -7.0, 0.1]), np.array([0.5, 1e-3, 30.0])
+    seen = offsets + scales * rng.normal(size=(2_000_003, ACTIONS))
+    for chunk in np.array_split(seen, 1009):
+        moments.update(chunk)
+    assert moments.count == 2_000_003
+    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-9)
 
 
 def test_policy_samples_follow_the_softmax():
@@ -199,25 +223,28 @@ def test_policy_samples_follow_the_softmax():
         (CONTINUOUS, {"norm_obs": True}),
     ],
 )
-def test_acting_in_numpy_is_the_policy(actions, settings):
+def test_acting_is_the_policy(actions, settings):
     torch.manual_seed(0)
     agent, rng = make_agent(actions, **settings), np.random.default_rng(0)
     if agent.obs_moments is not None:
         agent.obs_moments.update(rng.normal(3, 2, (19, OBS)))
-    obs = rng.normal(3, 5, (BATCH, OBS)).astype(np.float32)
+    obs, before = rng.normal(3, 5, (BATCH, OBS)).astype(np.float32), None
     for _ in range(2):
-        expected = agent(torch.tensor(obs)).detach().numpy()
-        policy = agent(obs)
+        policy = agent(torch.tensor(obs)).detach().numpy()
         assert policy.dtype == np.float32 and policy.shape == (BATCH, ACTIONS)
-        np.testing.assert_allclose(policy, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(agent(torch.tensor(obs)).detach(), policy)
         greedy = agent.act(obs, rng, greedy=True)
         np.testing.assert_array_equal(greedy, policy.argmax(axis=1) if agent.discrete else policy)
+        sampled = agent.act(obs, rng)
+        assert sampled.shape == greedy.shape and sampled.dtype == greedy.dtype
+        assert before is None or not np.allclose(policy, before, rtol=0.1)
+        before = policy
         with torch.no_grad():  # an optimizer's step must reach it
             for parameter in agent.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def test_statistics_that_change_reach_acting_in_numpy():
+def test_statistics_that_change_reach_acting():
     agent, other = (make_agent(norm_obs=True) for _ in range(2))
     rng = np.random.default_rng(0)
     other.obs_moments.update(rng.normal(7, 3, (23, OBS)))
@@ -231,36 +258,12 @@ def test_statistics_that_change_reach_acting_in_numpy():
         lambda: agent.obs_moments.mean.add_(1),
     ):
         change()
-        seen.append(agent.features(obs))
-        expected = agent.features(torch.tensor(obs)).numpy()
-        np.testing.assert_allclose(seen[-1], expected, rtol=1e-6)
+        seen.append(agent.features(torch.tensor(obs)).numpy())
+        mean, var = agent.obs_moments.mean.numpy(), agent.obs_moments.var.numpy()
+        by_hand = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
+        assert seen[-1].dtype == np.float32
+        np.testing.assert_allclose(seen[-1], by_hand, rtol=1e-6)
     assert all((a != b).any() for a, b in itertools.pairwise(seen))
-
-
-def test_layers_that_numpy_has_not_go_through_torch():
-    torch.manual_seed(0)
-    inner = nn.Sequential(nn.Linear(5, 3), nn.SiLU())
-    layers = ppo.Layers(
-        nn.Softplus(), nn.Linear(OBS, 5), nn.GELU(), nn.Linear(5, 5, bias=False), inner
-    )
-    obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
-    with torch.no_grad():
-        expected = layers(torch.tensor(obs)).numpy()
-        np.testing.assert_allclose(layers(obs), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_weights_that_move_are_found_again():
-    torch.manual_seed(0)
-    agent = make_agent()
-    obs = np.random.default_rng(0).normal(size=(BATCH, OBS)).astype(np.float32)
-    before = agent(obs)
-    vector = ppo.Vector(agent)
-    np.testing.assert_array_equal(agent(obs), before)
-    with torch.no_grad():
-        vector.mul_(2)
-    assert not np.allclose(agent(obs), before, rtol=0.1)
-    expected = agent(torch.tensor(obs)).detach()
-    np.testing.assert_allclose(agent(obs), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gaussian_actions_keep_to_the_bounds_of_their_own_dimension():
@@ -285,15 +288,14 @@ def test_observations_are_normalised_and_clipped():
     agent = make_agent(norm_obs=True)
     agent.obs_moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))  # mean 2, 20; std 1, 10
     obs = torch.tensor([[3.0, 0.0], [2.0, 1e6]])
-    for features in (agent.features(obs), torch.as_tensor(agent.features(obs.numpy()))):
-        torch.testing.assert_close(features, torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
+    torch.testing.assert_close(agent.features(obs), torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
 
 
 def test_the_statistics_travel_with_the_weights():
     first, second = (make_agent(norm_obs=True) for _ in range(2))
     first.obs_moments.update(np.random.default_rng(0).normal(7, 3, (11, OBS)))
-    arrays = {name: torch.as_tensor(array) for name, array in ppo.to_arrays(first).items()}
-    second.load_state_dict(arrays)
+    arrays = ppo.Run.arrays(SimpleNamespace(agent=first, bounds={}))  # of weights.npz
+    second.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     obs = 7 + torch.randn(BATCH, OBS)
     torch.testing.assert_close(second.features(obs), first.features(obs))
     torch.testing.assert_close(second(obs), first(obs))
@@ -332,14 +334,12 @@ def run_update(**settings):
     args = ppo.Args(**SIZES, **settings)
     torch.manual_seed(1)
     agent = make_agent()
-    optimizer = torch.optim.Adam([ppo.Vector(agent)], lr=args.learning_rate)
-    batch = make_update_batch(agent, 35)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
+    batch, rng = make_update_batch(agent, 35), np.random.default_rng(0)
     before = [p.detach().clone() for p in agent.parameters()]
-    learn = partial(ppo.gradient_step, agent, optimizer, args, ppo.ppo_loss)
-    scalars = ppo.update(learn, batch, args, args.clip_coef, np.random.default_rng(0))
+    scalars = ppo.update(agent, optimizer, batch, args, args.clip_coef, rng, ppo.ppo_loss)
     moved = [not torch.equal(p, q) for p, q in zip(agent.parameters(), before, strict=True)]
-    (state,) = optimizer.state.values()
-    steps = state["step"].item()
+    (steps,) = {state["step"].item() for state in optimizer.state.values()}
     return scalars, moved, steps
 
 
@@ -375,15 +375,16 @@ def test_the_losses_that_are_logged_are_those_of_a_minibatch(update_epochs):
 def test_kl_and_the_clipped_share_are_of_the_whole_last_epoch():
     args, ratios = ppo.Args(**SIZES, num_minibatches=7, update_epochs=2), []
     agent = make_agent()
-    optimizer = torch.optim.Adam([ppo.Vector(agent)], lr=1e-2)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
 
-    def learn(*inputs):
-        parts, log_ratio = ppo.gradient_step(agent, optimizer, args, ppo.ppo_loss, *inputs)
-        ratios.append(log_ratio.numpy())
-        return parts, log_ratio
+    def loss_of(*inputs):
+        loss, terms, log_ratio = ppo.ppo_loss(*inputs)
+        ratios.append(log_ratio.detach().numpy())
+        return loss, terms, log_ratio
 
     batch, rng = make_update_batch(agent, 35), np.random.default_rng(0)
-    scalars = ppo.update(learn, batch, args, 0.01, rng)  # args.clip_coef is that of the start
+    # args.clip_coef is that of the start
+    scalars = ppo.update(agent, optimizer, batch, args, 0.01, rng, loss_of)
     last = np.concatenate(ratios[7:])
     by_hand = np.mean(np.exp(last) - 1 - last), np.mean(np.abs(np.exp(last) - 1) > 0.01)
     found = scalars["losses/approx_kl"], scalars["losses/clipfrac"]
@@ -429,18 +430,86 @@ def test_advantages_are_normalised_in_each_minibatch(monkeypatch):
         ppo, "clipped_policy_loss", lambda r, a, c: (seen.append(a), original(r, a, c))[1]
     )
     run_update(num_minibatches=7, update_epochs=1)
+    assert len(seen) == 7
     for advantages in seen:
         assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
         assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_single_advantage_is_not_normalised(monkeypatch):
+    """Its deviation is not defined: nan would be in every weight after one step."""
+    seen, original = [], ppo.clipped_policy_loss
+    monkeypatch.setattr(
+        ppo, "clipped_policy_loss", lambda r, a, c: (seen.append(a), original(r, a, c))[1]
+    )
+    agent, args = make_agent(), ppo.Args(num_envs=1, num_steps=1, num_minibatches=1)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
+    batch, rng = make_update_batch(agent, 1), np.random.default_rng(0)
+    scalars = ppo.update(agent, optimizer, batch, args, 0.2, rng, ppo.ppo_loss)
+    assert len(seen) == args.update_epochs and all(a == batch["advantages"] for a in seen)
+    assert all(p.isfinite().all() for p in agent.parameters())
+    assert all(map(math.isfinite, scalars.values()))
+
+
+@pytest.mark.parametrize("size, minibatches", [(13, 6), (3, 1), (2, 1), (1, 1)])
+def test_a_short_last_rollout_has_two_steps_in_each_minibatch(size, minibatches):
+    agent, args = make_agent(), ppo.Args(**SIZES, num_minibatches=7, update_epochs=1)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
+    batch, sizes = make_update_batch(agent, size), []
+
+    def loss_of(agent, minibatch, *rest):
+        sizes.append(len(minibatch["obs"]))
+        return ppo.ppo_loss(agent, minibatch, *rest)
+
+    ppo.update(agent, optimizer, batch, args, 0.2, np.random.default_rng(0), loss_of)
+    assert sum(sizes) == size and len(sizes) == minibatches and min(sizes) >= min(size, 2)
 
 
 def test_the_gradient_is_clipped(monkeypatch):
     norms, step = [], torch.optim.Adam.step
 
     def spy(self):
-        norms.append(self.param_groups[0]["params"][0].grad.norm().item())
+        gradients = [p.grad.flatten() for p in self.param_groups[0]["params"]]
+        norms.append(torch.cat(gradients).norm().item())
         step(self)
 
     monkeypatch.setattr(torch.optim.Adam, "step", spy)
     run_update(max_grad_norm=0.01)
     assert norms == pytest.approx([0.01] * 10, rel=1e-3)
+
+
+# --- the buffer -----------------------------------------------------------------------------------
+
+
+def fill_buffer():
+    """Observation 100 t + 10 env + (1 for what an action led to), and how episodes ended."""
+    buffer, rng = ppo.RolloutBuffer(), np.random.default_rng(0)
+    terminated, truncated = rng.random((2, STEPS, ENVS)) < 0.2
+    for t in range(STEPS):
+        obs = np.float32(100 * t + 10 * np.arange(ENVS))[:, None] + np.zeros(OBS, np.float32)
+        step = {"obs": obs, "next_obs": obs + 1}
+        buffer.add(**step, terminated=terminated[t], truncated=truncated[t])
+    return buffer, terminated, truncated
+
+
+def test_the_buffer_stacks_what_was_added():
+    buffer, terminated, _ = fill_buffer()
+    assert buffer["obs"].shape == (STEPS, ENVS, OBS) and buffer["obs"].dtype == np.float32
+    np.testing.assert_array_equal(buffer["terminated"], terminated)
+    np.testing.assert_array_equal(buffer["obs"][7, 3], [730] * OBS)
+    with pytest.raises(AssertionError):
+        buffer.add(obs=np.zeros((ENVS, OBS)), rewards=np.zeros(ENVS - 1))
+
+
+def test_rows_that_no_later_step_repeats_are_by_step_and_environment():
+    buffer, terminated, truncated = fill_buffer()
+    by_hand = [
+        100 * t + 10 * env + 1
+        for t in range(STEPS)
+        for env in range(ENVS)
+        if terminated[t, env] or truncated[t, env]
+    ]
+    by_hand += [100 * (STEPS - 1) + 10 * env + 1 for env in range(ENVS)]
+    rows_left = buffer.not_acted_on("next_obs")
+    assert rows_left.shape == ((terminated | truncated).sum() + ENVS, OBS) and len(by_hand) > ENVS
+    np.testing.assert_array_equal(rows_left, np.float32(by_hand)[:, None].repeat(OBS, axis=1))

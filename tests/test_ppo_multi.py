@@ -46,7 +46,7 @@ class Mortal:
     def reset(self, seed=None, options=None):
         self.seeds.append(seed)
         self.agents, self.t, self.episode = list(self.possible_agents), 0, self.episode + 1
-        return self.observe(self.agents), {x: {} for x in self.agents}
+        return self.observe(self.agents), {x: {"begins": x} for x in self.agents}
 
     def step(self, actions):
         self.t += 1
@@ -111,12 +111,16 @@ def short_life():
     return Mortal((1, 30, 2))
 
 
+def blind(render_mode=None):
+    return Mortal()
+
+
 def new_run(env_id, **settings):
     own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("runs").resolve())}
     settings = own | {"eval_episodes": 4} | settings
     args = ppo_multi.Args(env_id=env_id, **settings)
-    evaluation_policy, make_envs = ppo_multi.evaluation_policy, ppo_multi.make_envs
-    return ppo.Run("ppo_multi", args, ppo_multi.make_agent, evaluation_policy, make_envs)
+    functions = ppo_multi.make_agent, ppo.evaluation_policy, ppo_multi.make_envs
+    return ppo.Run("ppo_multi", args, *functions)
 
 
 def train(env_id, **settings):
@@ -131,7 +135,7 @@ def train(env_id, **settings):
 def test_rows_are_agents_in_worlds_and_a_world_goes_on_until_all_are_gone():
     """Two worlds of three agents over six steps, by hand."""
     worlds = ppo_multi.Worlds([Mortal(), Mortal((4, 5, 1))], agent_id=False)
-    assert worlds.num_envs == 6 and worlds.action_space.shape == (6,)
+    assert worlds.num_envs == 6 and worlds.single_action_space.shape == ()
     assert worlds.single_observation_space.shape == (4,)  # the longest
     obs, _ = worlds.reset(seed=np.arange(11, 17))
     first = [[7, 0, 0, 0], [8, 0, 1, 0], [9, 0, 1, 1]] * 2
@@ -143,7 +147,7 @@ def test_rows_are_agents_in_worlds_and_a_world_goes_on_until_all_are_gone():
         before = t <= lives
         np.testing.assert_array_equal(worlds.alive, before)
         actions = np.arange(6) + t
-        obs, rewards, terminated, truncated, final_obs, infos = worlds.step(actions)
+        obs, rewards, terminated, truncated, infos = worlds.step(actions)
         for w, world in enumerate(worlds.envs):  # the living alone act, each by its own row
             own = [(x, 3 * w + i) for i, x in enumerate("abc")]
             assert world.taken[-1] == {x: row + t for x, row in own if before[row]}
@@ -152,20 +156,21 @@ def test_rows_are_agents_in_worlds_and_a_world_goes_on_until_all_are_gone():
         np.testing.assert_array_equal(terminated, (t == lives) & ~late)
         np.testing.assert_array_equal(truncated, (t == lives) & late)
         shown = np.array([[7, t, 0, 0], [8, t, 1, 0], [9, t, 1, 1]] * 2)
-        assert sorted(final_obs) == list(np.flatnonzero(t == lives))
-        for row, last in final_obs.items():
-            np.testing.assert_array_equal(last, shown[row])
-            played = 10 * (row % 3) * t + t * (t + 1) / 2
-            assert infos[row] == {"of": "abc"[row % 3], "episodic_return": played}
+        np.testing.assert_array_equal(infos["_final_obs"], t == lives)
+        for row in np.flatnonzero(t == lives):
+            np.testing.assert_array_equal(infos["final_obs"][row], shown[row])
+            assert infos[row]["final_info"] == {"of": "abc"[row % 3]}
         going_on = [row for row in range(6) if t < lives[row]]
         assert all(infos[row] == {"of": "abc"[row % 3]} for row in going_on)
-        if t < 5:
-            np.testing.assert_array_equal(obs, shown * before[:, None])
+        assert all("final_info" not in infos[row] for row in np.flatnonzero(t > lives))
+        if t < 5:  # of the dead nothing: a last observation may hold NaN
+            np.testing.assert_array_equal(obs, shown * (t < lives)[:, None])
     again = [[7, 0, 0, 0], [8, 0, 2, 0], [9, 0, 2, 1]] * 2  # the second episode
     np.testing.assert_array_equal(obs, again)
     assert worlds.alive.all() and [world.seeds[1:] for world in worlds.envs] == [[None]] * 2
-    *_, infos = worlds.step(np.arange(6))
-    assert infos[5]["episodic_return"] == 21  # the return begins anew, too
+    assert infos[1] == {"begins": "b", "final_info": {"of": "b"}}  # of the reset, and the last
+    _, rewards, *_, infos = worlds.step(np.arange(6))
+    assert rewards[5] == 21 and infos[5] == {"of": "c", "final_info": {"of": "c"}}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +205,93 @@ def test_the_game_is_won_by_those_who_differ():
             game.reset()
             _, rewards, over, _, _ = game.step({"agent_0": a, "agent_1": b})
             assert set(rewards.values()) == {float(a != b)} and all(over.values())
+
+
+class Odd(Mortal):
+    """Two agents of different actions, and what a world says and how it ends, as some do."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self, spaces=(), keeps=False, flags=True, said=None):
+        super().__init__()
+        spaces = spaces or (Discrete(10), Discrete(10))
+        self.lives, self.spaces = {"a": 3, "b": 4}, dict(zip("ab", spaces, strict=True))
+        self.keeps, self.flags, self.said, self.acted = keeps, flags, said, []
+
+    def action_space(self, agent):
+        return self.spaces[agent]
+
+    def observe(self, agents):  # of an agent that ends, not a number
+        obs = super().observe(agents)
+        ended = [x for x in agents if self.t >= self.lives[x]]
+        return obs | {x: np.full_like(obs[x], np.nan) for x in ended}
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed)[0], self.said
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            assert self.spaces[agent].contains(action), (action, type(action), self.spaces)
+        self.acted.append(actions)
+        self.t += 1
+        ends = {x: self.t >= self.lives[x] for x in self.agents}
+        acting = self.agents
+        if not self.keeps:
+            self.agents = [x for x in acting if not ends[x]]
+        flags = ends if self.flags else dict.fromkeys(acting, False)
+        rewards, late = dict.fromkeys(acting, 1.0), dict.fromkeys(acting, False)
+        return self.observe(acting), rewards, flags, late, self.said
+
+
+@pytest.mark.parametrize("said", [None, {}, {"a": None}, {"x": 1, "b": {"deep": {"n": [None]}}}])
+@pytest.mark.parametrize("keeps, flags", [(False, True), (True, True), (False, False)])
+def test_worlds_end_by_flags_or_by_their_list_of_agents_whatever_they_say(keeps, flags, said):
+    """One that keeps who has ended in `agents`, and one that drops agents without a flag."""
+    worlds = ppo_multi.Worlds([Odd(keeps=keeps, flags=flags, said=said)], agent_id=False)
+    worlds.reset(seed=[1, 2])
+    for _ in range(3):
+        ends = []
+        for t in range(1, 5):
+            np.testing.assert_array_equal(worlds.alive, [t <= 3, True])
+            obs, rewards, terminated, truncated, infos = worlds.step(np.zeros(2, np.int64))
+            np.testing.assert_array_equal(rewards, [t <= 3, 1])
+            np.testing.assert_array_equal(infos["_final_obs"], terminated | truncated)
+            assert np.isfinite(obs).all() and not (terminated if not flags else truncated).any()
+            ends.append(infos["_final_obs"])
+        np.testing.assert_array_equal(
+            ends, [[False] * 2, [False] * 2, [True, False], [False, True]]
+        )
+        assert infos[1]["final_info"] == ((said or {}).get("b") or {})
+        np.testing.assert_array_equal(obs, [[7, 0, 0], [8, 0, worlds.envs[0].episode]][:2])
+
+
+SPACES = {
+    "start": (Discrete(3, start=-1), Discrete(2, start=5)),
+    "int32": (Discrete(3, start=-1, dtype=np.int32), Discrete(3, dtype=np.int8)),
+    "float16": (Box(-1, 1, (2,), np.float16), Box(-6e4, 6e4, (2,), np.float16)),
+    "float64": (
+        Box(np.array([-0.1, 0.1]), np.array([0.1, 0.7]), dtype=np.float64),
+        Box(-1, 1, (2,), np.float32),
+    ),
+    "matrix": (Box(-3, 0.1, (2, 2), np.float32), Box(-3, 0.1, (2, 2), np.float64)),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_are_what_each_agent_s_space_declares(name, monkeypatch):
+    """Trained and evaluated; a last observation is NaN, and the last rollout has a single step."""
+    made = []
+    monkeypatch.setattr(
+        tasks, "odd", lambda: made.append(Odd(SPACES[name])) or made[-1], raising=False
+    )
+    run = train("tasks:odd", num_envs=4, num_steps=7, total_timesteps=4 * 15, log_std_init=2.0)
+    assert (run.evaluate() == [3, 4] * 2).all()
+    assert all(p.isfinite().all() for p in run.agent.parameters())
+    for agent, space in zip("ab", SPACES[name], strict=True):
+        actions = [x[agent] for world in made for x in world.acted if agent in x]
+        assert {x.dtype for x in actions} == {space.dtype} and len(np.unique(actions)) > 1
+        if name == "start":
+            assert set(actions) == set(range(space.start, space.start + space.n))
 
 
 # ---- policies
@@ -242,8 +334,8 @@ def test_shared_policies_are_one_memory_and_others_are_not(num_policies):
         total_timesteps=6 * 32,
     ).agent
     memories = [{p.untyped_storage().data_ptr() for p in x.parameters()} for x in agents.policies]
-    assert all(len(memory) == 1 for memory in memories)  # a vector of its own
-    assert len(set.union(*memories)) == (num_policies or 3)
+    assert len(memories) == (num_policies or 3) and len(set(map(len, memories))) == 1
+    assert len(set.union(*memories)) == sum(map(len, memories))
     owners = agents.owners(6)
     assert (owners[0] == owners[2]) == (num_policies is not None)  # agents a and c of a world
     assert owners[0] == owners[3]  # agent a of two worlds
@@ -276,9 +368,9 @@ NORMALISED = dict(norm_obs=True, norm_reward=True, num_minibatches=3, ent_coef=0
 
 
 def same_arrays(policy, agent):
-    mine, theirs = ppo.to_arrays(policy), ppo.to_arrays(agent)
+    mine, theirs = policy.state_dict(), agent.state_dict()
     assert mine.keys() == theirs.keys()
-    return all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+    return all(mine[name].numpy().tobytes() == theirs[name].numpy().tobytes() for name in mine)
 
 
 @pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
@@ -326,7 +418,7 @@ def test_what_rows_of_the_dead_hold_changes_nothing(monkeypatch):
     monkeypatch.setattr(ppo_multi.Worlds, "observe", noisy)
     noised = train("tasks:MultiCartPole", **DYING)
     assert len(filled) > 100
-    assert ppo.run_hash(noised.agent) == ppo.run_hash(plain.agent)
+    assert noised.hash() == plain.hash()
 
 
 def test_a_policy_learns_from_the_steps_of_the_living_alone():
@@ -334,17 +426,18 @@ def test_a_policy_learns_from_the_steps_of_the_living_alone():
     args = ppo_multi.Args(norm_reward=True, norm_obs=True, gamma=gamma)
     space = Box(-1, 1, (2,), np.float32)
     policy = ppo.Agent(args, space, Discrete(3))
-    buffer = ppo.RolloutBuffer(13, 2, space)  # more than are played
+    buffer = ppo.RolloutBuffer()
     alive = np.array([[1, 1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 1, 1]], bool).T
     dies = np.zeros((7, 2), bool)
     dies[[2, 0], [0, 1]] = True
     rewards = np.float32(rng.normal(size=(7, 2)) * alive)
     for t in range(7):
-        obs, successors = rng.uniform(-1, 1, (2, 2, 2)).astype(np.float32)
-        ends = dies[t], np.zeros(2, bool)
-        buffer.add(obs, rng.integers(3, size=2), rewards[t], *ends, successors)
+        obs, next_obs = rng.uniform(-1, 1, (2, 2, 2)).astype(np.float32)
+        step = {"obs": obs, "actions": rng.integers(3, size=2), "rewards": rewards[t]}
+        step |= {"next_obs": next_obs, "terminated": dies[t], "truncated": np.zeros(2, bool)}
+        buffer.add(**step, alive=alive[t])
     running = np.array([0.3, 0.7])
-    batch, last = ppo_multi.make_living_batch(policy, buffer, alive, args, running)
+    batch, last = ppo_multi.living_batch(policy, buffer, args, running)
 
     sums = []  # of discounted rewards since an episode began, by hand
     for row, start in enumerate(running):
@@ -357,7 +450,7 @@ def test_a_policy_learns_from_the_steps_of_the_living_alone():
     np.testing.assert_allclose(policy.return_moments.var, np.var(sums), rtol=1e-5)
     steps = [(t, row) for t in range(7) for row in range(2) if alive[t, row]]
     assert {len(tensor) for tensor in batch.values()} == {len(steps)}
-    expected = np.array([buffer.obs[at] for at in steps])
+    expected = np.array([buffer["obs"][at] for at in steps])
     np.testing.assert_array_equal(batch["obs"], expected)
     # an agent that dies gets its last reward and nothing after it
     at = steps.index((2, 0))
@@ -397,6 +490,57 @@ def test_a_policy_waits_where_all_its_agents_are_dead(monkeypatch):
     assert changed == [[False, False, True], [True, True, True], [False, False, True]]
 
 
+def test_every_policy_s_learning_rate_falls_and_each_group_s_by_itself(monkeypatch):
+    """With a second group of the first policy at a tenth of the rate."""
+    rates, adam, end_iteration = [], torch.optim.Adam, ppo.Run.end_iteration
+
+    def grouped(parameters, **settings):
+        first, *rest = parameters
+        slow = {"params": [first], "lr": settings["lr"] / 10}
+        optimizers.append(adam([{"params": rest}, slow], **settings))
+        return optimizers[-1]
+
+    def spy(run, scalars):
+        groups = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+        rates.append([*groups, scalars["charts/learning_rate"]])
+        return end_iteration(run, scalars)
+
+    monkeypatch.setattr(torch.optim, "Adam", grouped)
+    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    for anneal in (True, False):
+        optimizers = []
+        train("tasks:Differ", total_timesteps=1024, learning_rate=0.01, anneal_lr=anneal)
+    falls = np.outer([1, 0.75, 0.5, 0.25, *[1] * 4], [0.01, 0.001, 0.01, 0.001, 0.01])
+    np.testing.assert_allclose(rates, falls)
+
+
+def test_clipped_rewards_are_learned_from():
+    settings = dict(num_envs=6, eval_episodes=3, total_timesteps=6 * 64, norm_adv=False)
+    hashes = [train(f"{HERE}:Mortal", clip_reward=x, **settings).hash() for x in (True, False)]
+    assert hashes[0] != hashes[1]
+
+
+def test_dropout_is_for_learning_alone(monkeypatch):
+    make_networks = ppo.Agent.make_networks
+
+    def with_dropout(agent, *rest):
+        make_networks(agent, *rest)
+        agent.actor = torch.nn.Sequential(torch.nn.Dropout(0.5), agent.actor)
+
+    monkeypatch.setattr(ppo.Agent, "make_networks", with_dropout)
+    seen, act = [], ppo_multi.Agents.act
+    monkeypatch.setattr(
+        ppo_multi.Agents,
+        "act",
+        lambda self, *rest, **greedy: (
+            seen.append(any(x.training for x in self.modules())) or act(self, *rest, **greedy)
+        ),
+    )
+    run = train(f"{HERE}:Mortal", num_envs=6, eval_episodes=3, total_timesteps=6 * 64)
+    assert not any(seen) and all(policy.actor[0].training for policy in run.agent.policies)
+    np.testing.assert_array_equal(run.evaluate(), run.evaluate())
+
+
 # ---- curves, resume, command line
 
 
@@ -434,9 +578,14 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, flags):
 
     argv = [*SETTINGS, *map(str, flags), "--runs-dir", "stopped"]
     args = ppo.parse_args("ppo_multi", ppo_multi.Args, argv)
-    functions = ppo_multi.make_agent, ppo_multi.evaluation_policy, ppo_multi.make_envs
+    functions = ppo_multi.make_agent, ppo.evaluation_policy, ppo_multi.make_envs
     run = stopped(ppo.Run("ppo_multi", args, *functions), ppo_multi.train, after=1200)
     assert script("ppo_multi", "--resume", run.folder).hash == trained.hash
+
+
+def test_env_kwargs_reach_the_constructor():
+    run = new_run(f"{HERE}:Many", env_kwargs='{"env_id": "Walk-v0"}', num_agents=4)
+    assert run.envs.agents == [f"agent_{i}" for i in range(4)] and run.obs_space.shape == (2,)
 
 
 def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
@@ -481,10 +630,16 @@ UNFIT = {
             "environment tasks:Differ: Differ() takes no arguments",
         ),
         ("tasks:Same", {}, "environment tasks:Same: module 'tasks' has no attribute 'Same'"),
+        ("tasks:Differ", {"env_kwargs": '{"x": 1}'}, "Differ() takes no arguments"),
+        ("tasks:Differ", {"env_kwargs": "[1]"}, "'list' object is not a mapping"),
+        ("tasks:Differ", {"env_kwargs": "{"}, "environment tasks:Differ: Expecting"),
+        ("tasks:HiddenCartPole", {}, "has no attribute 'possible_agents'"),
+        ("tasks:Differ", {"capture_video": True}, "Differ() takes no arguments"),
+        (f"{HERE}:blind", {"capture_video": True}, "'Mortal' object has no attribute 'render'"),
         ("nowhere.simple_v3", {}, "environment nowhere.simple_v3: No module named 'nowhere'"),
         ("tasks:unfit=images", {}, "ppo_multi takes vectors, not images"),
         ("tasks:unfit=mixed", {}, "ppo_multi takes actions of one kind, not"),
-        ("tasks:unfit=many", {}, "ppo takes Discrete and real-valued Box action spaces, not"),
+        ("tasks:unfit=many", {}, "actions must be Discrete or a Box of real numbers, not"),
         (
             "tasks:unfit=unlike",
             {"num_policies": 1},
@@ -495,6 +650,7 @@ UNFIT = {
 def test_what_it_cannot_take_is_said_in_a_line(env_id, settings, words, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "unfit", lambda: Unfit(*UNFIT[name]), raising=False)
     env_id, _, name = env_id.partition("=")
+    settings = {"num_envs": 6, "eval_episodes": 6} | settings if "blind" in env_id else settings
     with pytest.raises(SystemExit) as raised:
         new_run(env_id, **settings)
     error = capsys.readouterr().err
@@ -515,6 +671,8 @@ def test_a_missing_package_is_named(package, pin, monkeypatch, capsys):
 def test_arguments_out_of_range_write_nothing(script, tmp_path):
     result = script("ppo_multi", "--num-policies", 0, ok=False)
     assert result.status == 2 and "num_policies=0 must lie between 1 and inf" in result.err
+    result = script("ppo_multi", "--async-envs", ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -79,8 +79,8 @@ for env in (Told, ToldTuple, ToldTupleFrom, ToldFrom, ToldMatrix, OneComponent, 
 def multi_run(**settings):
     own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("multi").resolve())}
     args = ppo_multidiscrete.Args(**own | settings)
-    hooks = ppo_multidiscrete.make_agent, ppo.evaluation_policy, ppo_multidiscrete.make_envs
-    return ppo.Run("ppo_multidiscrete", args, *hooks)
+    make_agent = ppo_multidiscrete.make_agent
+    return ppo.Run("ppo_multidiscrete", args, make_agent, ppo.evaluation_policy)
 
 
 def trained(**settings):
@@ -202,7 +202,9 @@ def test_without_weights_on_earlier_components_it_is_the_independent_one():
     plain = []
     for head in agent.actor:
         anything = np.ones((BATCH, head[0].in_features - 7), np.float32)
-        plain.append(softmax(head(np.concatenate([obs, anything], axis=1))))
+        with torch.no_grad():
+            logits = head(torch.tensor(np.concatenate([obs, anything], axis=1)))
+        plain.append(softmax(logits.numpy()))
     products = np.einsum("bi,bj,bk->bijk", *plain).reshape(BATCH, 30)
     np.testing.assert_allclose(probs, products, rtol=1e-4)
     sums = sum(-(p * np.log(p)).sum(axis=1) for p in plain)
@@ -213,8 +215,8 @@ def test_one_component_is_ppo():
     settings = dict(total_timesteps=1024, ent_coef=0.01, eval_episodes=2)
     plain = train(ppo, env_id="CartPole-v1", **settings)
     run = trained(env_id="OneComponent-v0", **settings)
-    assert ppo.run_hash(run.agent) == ppo.run_hash(plain.agent)
-    assert ppo.run_hash(run.agent) != ppo.run_hash(new_run(ppo, **settings).agent)
+    assert run.hash() == plain.hash()
+    assert run.hash() != new_run(ppo, **settings).hash()
     np.testing.assert_array_equal(run.evaluate(), plain.evaluate())
 
 
@@ -227,7 +229,7 @@ def test_all_spaces_of_the_same_components_are_one_and_learn(autoregressive):
     run = trained(**settings, env_id="ToldTupleFrom-v0")
     np.testing.assert_array_equal(run.evaluate(), np.ones(7))
     settings |= dict(total_timesteps=512)
-    hashes = {ppo.run_hash(trained(**settings, env_id=f"{name}-v0").agent) for name in SPACES}
+    hashes = {trained(**settings, env_id=f"{name}-v0").hash() for name in SPACES}
     assert len(hashes) == 1
 
 
@@ -248,6 +250,25 @@ def test_other_spaces_are_refused_with_a_line(space, words, monkeypatch, capsys,
     assert words in line
 
 
+@pytest.mark.parametrize("autoregressive", [False, True])
+def test_a_distribution_of_ones_own_is_what_acts_and_learns(autoregressive, monkeypatch):
+    """An edit of ppo's reaches the variant: here half the temperature, which doubles logits."""
+    agent, obs = random_agent(autoregressive=autoregressive), observations()
+    probs = joint(agent, obs)[0].reshape(BATCH, *NVEC)
+    score = ppo.categorical_log_prob_and_entropy
+    sharper = lambda logits, action: score(2 * logits, action)  # noqa: E731
+    monkeypatch.setattr(ppo, "categorical_log_prob_and_entropy", sharper)
+    changed = joint(agent, obs)[0].reshape(BATCH, *NVEC)
+    first, expected = changed.sum(axis=(2, 3)), probs.sum(axis=(2, 3)) ** 2
+    np.testing.assert_allclose(first, expected / expected.sum(axis=1, keepdims=True), rtol=1e-4)
+
+
+def test_bf16_without_images_is_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        multi_run(env_id="Told-v0", bf16=True)
+    assert end.value.code == 2 and "bf16 is for images" in capsys.readouterr().err
+
+
 def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
     settings = dict(total_timesteps=2048, checkpoint_frequency=512, autoregressive=True)
     whole = trained(**settings, exp_name="whole")
@@ -255,7 +276,7 @@ def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
 
     run = stopped(multi_run(**settings, exp_name="stopped"), ppo.train, after=1000)
     resumed = script("ppo_multidiscrete", "--resume", run.folder)
-    assert resumed.hash == ppo.run_hash(whole.agent)
+    assert resumed.hash == whole.hash()
     evaluated = script("ppo_multidiscrete", "--evaluate", run.folder)
     assert evaluated.line("evaluation") == resumed.line("evaluation")
 

@@ -1,6 +1,5 @@
 """Networks of one's own: shapes, the way to Keras, what is shared, and batch normalisation."""
 
-import itertools
 from pathlib import Path
 
 import environments
@@ -24,6 +23,7 @@ def random_agent(space, **settings):
     """Weights, and with batch normalisation statistics too, that are far from where they start."""
     torch.manual_seed(0)
     agent = ppo_network.make_agent(ppo_network.Args(hidden_size=13, **settings), space, ACTIONS)
+    agent.eval()  # as ppo.train does before a rollout
     with torch.no_grad():
         for p in agent.parameters():
             p.add_(torch.randn(p.shape), alpha=0.1)
@@ -52,7 +52,7 @@ def run_of(**settings):
 
 def trained(**settings):
     run = run_of(**settings)
-    ppo.train(run.args, run)
+    ppo_network.train(run.args, run)
     return run
 
 
@@ -124,24 +124,25 @@ def test_policy_and_value_share_a_trunk_or_nothing(space, share_trunk):
 
 def test_separate_networks_of_vectors_are_ppo():
     settings = dict(total_timesteps=1024, norm_obs=True)
-    plain = train(ppo, **settings).agent
-    assert ppo.run_hash(trained(**settings, share_trunk=False).agent) == ppo.run_hash(plain)
-    assert ppo.run_hash(new_run(ppo, **settings).agent) != ppo.run_hash(plain)
+    plain = train(ppo, **settings).hash()
+    assert trained(**settings, share_trunk=False).hash() == plain
+    assert new_run(ppo, **settings).hash() != plain
 
 
 @pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("share_trunk", [False, True])
 def test_with_batch_norm_what_acts_is_what_learns(space, share_trunk):
-    """Rows one by one, as arrays, give what the loss finds for all of them together."""
+    """Rows one by one, when acting, give what the loss finds for all of them together."""
     agent = random_agent(space, share_trunk=share_trunk, batch_norm=True)
     obs, before = observations(space), statistics(agent)
     batch = {"obs": torch.tensor(obs), "actions": torch.zeros(BATCH, dtype=torch.int64)}
+    agent.train()  # as ppo.train does before the update
     log_probs, _, values = agent.evaluate_actions(batch)
+    agent.eval()
     noise = np.random.default_rng(1).gumbel(size=(BATCH, 3))
     rng = np.random.default_rng(1)
     for row in range(BATCH):
-        alone = obs[row : row + 1] if space is VECTORS else batch["obs"][row : row + 1]
-        logits = torch.as_tensor(agent(alone)).detach()
+        logits = agent(batch["obs"][row : row + 1]).detach()
         alone_log_prob = torch.log_softmax(logits, 1)[0, 0].item()
         assert alone_log_prob == pytest.approx(log_probs[row].item(), 1e-4)
         action = (logits.numpy() + noise[row]).argmax()
@@ -168,7 +169,12 @@ def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
                 x = layer.weight * centred + layer.bias
             else:
                 x = layer(x)
-    agent.end_rollout(obs[:, None])
+    buffer, args = ppo.RolloutBuffer(), ppo_network.Args(num_envs=1, batch_norm=True)
+    for row in obs.numpy():
+        step = {"obs": row[None], "next_obs": row[None], "actions": np.zeros(1, np.int64)}
+        step |= {"rewards": np.zeros(1, np.float32), "terminated": np.zeros(1, np.bool_)}
+        buffer.add(**step, truncated=np.zeros(1, np.bool_))
+    ppo_network.make_batch(agent, buffer, args, np.zeros(1))
     for layer, mean, var in expected:
         torch.testing.assert_close(layer.running_mean, mean)
         torch.testing.assert_close(layer.running_var, var)
@@ -176,47 +182,71 @@ def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Square-v0"])
-def test_statistics_move_once_between_rollouts_and_ratios_begin_at_1(env_id, monkeypatch):
-    make_batch, gradient_step = ppo.make_batch, ppo.gradient_step
-    as_acted = np.asarray if env_id == "CartPole-v1" else torch.as_tensor
-    rollouts, first = [], []
+def test_statistics_move_once_a_rollout_and_ratios_begin_with_that_change(env_id):
+    """The old log-probabilities are of the policy that acted; the loss sees the new statistics, at
+    every one of its steps, as will the next rollout.
+    """
+    make_batch, loss_of = ppo_network.make_batch, ppo.ppo_loss
+    rollouts, first = [], []  # statistics after each, and what the first ratios should be
+
+    def log_probs_of(agent, obs, actions):
+        with torch.no_grad():
+            logits = agent(torch.as_tensor(obs))
+        return torch.log_softmax(logits, dim=1).gather(1, torch.as_tensor(actions)[:, None])[:, 0]
 
     def watched_batch(agent, buffer, *rest):
-        with torch.no_grad():  # what acted in the first step of the rollout
-            logits = torch.as_tensor(agent(as_acted(buffer.obs[0])))
+        if rollouts:  # nothing has moved since: what learned is what acted
+            torch.testing.assert_close(statistics(agent), rollouts[-1], rtol=0, atol=0)
+        acted = [
+            log_probs_of(agent, *pair)
+            for pair in zip(buffer["obs"], buffer["actions"], strict=True)
+        ]
+        before = statistics(agent)
         batch, running = make_batch(agent, buffer, *rest)
-        acted = torch.log_softmax(logits, dim=1).gather(1, batch["actions"][:2, None])
-        torch.testing.assert_close(batch["log_probs"][:2], acted[:, 0])
+        torch.testing.assert_close(batch["log_probs"], torch.cat(acted))
+        assert all((new != old).any() for new, old in zip(statistics(agent), before, strict=True))
         rollouts.append(statistics(agent))
-        first.append(True)
+        now = log_probs_of(agent, batch["obs"], batch["actions"])
+        first.append(now - batch["log_probs"])
         return batch, running
 
-    def watched_step(agent, *rest):
-        parts, log_ratio = gradient_step(agent, *rest)
-        assert not first[-1] or log_ratio.abs().max() < 1e-5
-        first[-1] = False
+    def watched_loss(agent, minibatch, *rest):
+        loss, terms, log_ratio = loss_of(agent, minibatch, *rest)
+        if first[-1] is not None:
+            torch.testing.assert_close(log_ratio.sort().values, first[-1].sort().values)
+        first[-1] = None
         torch.testing.assert_close(statistics(agent), rollouts[-1], rtol=0, atol=0)
-        return parts, log_ratio
+        return loss, terms, log_ratio
 
-    monkeypatch.setattr(ppo, "make_batch", watched_batch)
-    monkeypatch.setattr(ppo, "gradient_step", watched_step)
     settings = dict(env_id=env_id, num_envs=2, num_steps=8, update_epochs=2, torch_threads=1)
-    run = trained(**settings, total_timesteps=80, batch_norm=True, learning_rate=0.01)
+    run = run_of(**settings, total_timesteps=80, batch_norm=True, learning_rate=0.01)
+    ppo.train(run.args, run, make_batch=watched_batch, loss_of=watched_loss)
     counts = [layer.num_batches_tracked.item() for layer in norms(run.agent)]
-    assert counts == [5] * (2 if env_id == "CartPole-v1" else 3) and first == [False] * 5
-    for earlier, later in itertools.pairwise(rollouts):
-        assert not torch.equal(earlier[0], later[0])
-    before = ppo.run_hash(run.agent)
+    assert counts == [5] * (2 if env_id == "CartPole-v1" else 3) and first == [None] * 5
+    before = run.hash()
     run.evaluate()
-    assert ppo.run_hash(run.agent) == before
+    assert run.hash() == before
+
+
+def test_a_rollout_of_one_step_renews_nothing():
+    run = trained(num_envs=1, num_steps=8, total_timesteps=9, batch_norm=True)
+    assert [layer.num_batches_tracked.item() for layer in norms(run.agent)] == [1, 1]
+
+
+def test_dropout_of_ones_own_drops_in_the_loss_alone():
+    agent = random_agent(VECTORS, batch_norm=True)
+    agent.trunk.append(nn.Dropout())
+    for mode in (True, False):
+        agent.train(mode)
+        assert agent.trunk[-1].training == mode and not any(n.training for n in norms(agent))
 
 
 def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
     settings = dict(total_timesteps=2048, checkpoint_frequency=512, batch_norm=True)
     whole = trained(**settings, exp_name="whole")
-    run = stopped(run_of(**settings, exp_name="stopped"), ppo.train, after=1000)
+    run = stopped(run_of(**settings, exp_name="stopped"), ppo_network.train, after=1000)
     resumed = script("ppo_network", "--resume", run.folder)
-    assert resumed.hash == ppo.run_hash(whole.agent)
+    assert resumed.hash == whole.hash()
     evaluated = script("ppo_network", "--evaluate", run.folder)
     assert evaluated.line("evaluation") == resumed.line("evaluation")
     with np.load(run.folder / "weights.npz") as arrays:

@@ -6,7 +6,7 @@ import ppo
 import ppo_rnd
 import pytest
 import torch
-from conftest import hash_of_parameters, only_run, stopped
+from conftest import hash_of_parameters, only_run, scalars, stopped
 from gymnasium.spaces import Box, Discrete
 
 T, B, F = 7, 3, 5  # steps, environments, length of observations
@@ -26,7 +26,7 @@ def make_parts(**settings):
 
 def play(rng):
     """A rollout with ends of both kinds, what each step led to, and what is acted on after it."""
-    buffer = ppo.RolloutBuffer(T, B, OBS)
+    buffer = ppo.RolloutBuffer()
     obs, next_obs = rng.normal(size=(2, T, B, F)).astype(np.float32)
     for t in range(T):
         ends = np.zeros((2, B), bool)
@@ -35,7 +35,8 @@ def play(rng):
         if t < T - 1:
             next_obs[t] = np.where(over, next_obs[t], obs[t + 1])
         rewards = rng.normal(size=B).astype(np.float32)
-        buffer.add(obs[t], rng.integers(2, size=B), rewards, *ends, next_obs[t])
+        step = {"obs": obs[t], "actions": rng.integers(2, size=B), "rewards": rewards}
+        buffer.add(**step, next_obs=next_obs[t], terminated=ends[0], truncated=ends[1])
     after = np.where(over, rng.normal(size=(B, F)), next_obs[-1]).astype(np.float32)
     return buffer, next_obs, after
 
@@ -45,12 +46,11 @@ def test_the_error_by_hand():
     standard deviations x counts as five: squares 14^2 and 6^2, mean 116.
     """
     curiosity = ppo_rnd.Curiosity(ppo_rnd.Args(), OBS)
-    curiosity.target = ppo.Layers(torch.nn.Linear(1, 2))
-    curiosity.predictor = ppo.Layers(torch.nn.Linear(1, 2))
+    curiosity.target, curiosity.predictor = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
     with torch.no_grad():
         for network, weights, bias in (("target", (3, -1), 0), ("predictor", (0, 0), 1)):
-            getattr(curiosity, network)[0].weight[:] = torch.tensor(weights)[:, None]
-            getattr(curiosity, network)[0].bias[:] = bias
+            getattr(curiosity, network).weight[:] = torch.tensor(weights)[:, None]
+            getattr(curiosity, network).bias[:] = bias
     curiosity.obs_moments = ppo.RunningMoments((1,))
     curiosity.obs_moments.mean[:], curiosity.obs_moments.var[:] = 10, 4
     errors = curiosity.errors(torch.tensor([[14.0], [20.0], [50.0]]))
@@ -74,31 +74,57 @@ def test_the_scale_of_bonuses_by_hand():
     np.testing.assert_allclose(more, errors / std, rtol=1e-5)
 
 
+def with_bonuses(args, agent, curiosity, buffer, after):
+    """The batch with what add_bonuses adds, ppo's own, and the mean bonus."""
+    batch, _ = ppo.rollout_batch(agent, buffer, args, np.zeros(B))
+    plain = {name: tensor.clone() for name, tensor in batch.items()}
+    _, bonus = ppo_rnd.add_bonuses(batch, agent, curiosity, buffer, after, args, np.zeros(B))
+    return batch, plain, bonus
+
+
 def test_successors_are_the_true_ones():
+    args, agent, curiosity = make_parts()
     buffer, next_obs, after = play(np.random.default_rng(0))
-    np.testing.assert_array_equal(ppo_rnd.successors_of(buffer), next_obs)
-    assert (next_obs[-1] != after).any() and (next_obs[2, 1] != buffer.obs[3, 1]).any()
+    batch, *_ = with_bonuses(args, agent, curiosity, buffer, after)
+    np.testing.assert_array_equal(batch["next_obs"], next_obs.reshape(-1, F))
+    assert (next_obs[-1] != after).any() and (next_obs[2, 1] != buffer["obs"][3, 1]).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_terminal_observation_that_is_no_number_is_nothing_new(value):
+    """It counts as if nothing had moved there, in bonuses, statistics and losses alike."""
+    found = []
+    for end_of in (lambda obs: value, lambda obs: obs[:3]):
+        args, agent, curiosity = make_parts()
+        buffer, next_obs, after = play(np.random.default_rng(0))
+        next_obs[2, 1, :3] = end_of(buffer["obs"][2, 1])  # a termination
+        batch, _, bonus = with_bonuses(args, agent, curiosity, buffer, after)
+        loss, _ = ppo_rnd.curiosity_loss(agent, curiosity, batch)
+        loss.backward()
+        gradients = [p.grad for p in curiosity.learners()]
+        found.append([*batch.values(), *curiosity.buffers(), loss, *gradients, torch.tensor(bonus)])
+    for ours, expected in zip(*found, strict=True):
+        assert torch.isfinite(ours).all() and torch.equal(ours, expected)
 
 
 def test_bonuses_go_on_across_ends_and_rewards_do_not():
     args, agent, curiosity = make_parts(gamma=0.7, gamma_int=0.9, gae_lambda=0.6)
     buffer, next_obs, after = play(np.random.default_rng(0))
-    batch, _ = ppo.make_batch(agent, buffer, args, np.zeros(B))
-    plain = {name: tensor.clone() for name, tensor in batch.items()}
-    ppo_rnd.add_bonuses(batch, agent, curiosity, buffer, after, args, np.zeros(B))
+    batch, plain, bonus = with_bonuses(args, agent, curiosity, buffer, after)
 
     rows = next_obs.reshape(-1, F)
     x = (next_obs - rows.mean(axis=0)) / rows.std(axis=0)
     with torch.no_grad():
         x = torch.as_tensor(x.clip(-5, 5))
         errors = (curiosity.predictor(x) - curiosity.target(x)).square().mean(dim=2).numpy()
-        obs = torch.as_tensor(np.concatenate([buffer.obs, after[None]]))
+        obs = torch.as_tensor(np.concatenate([buffer["obs"], after[None]]))
         values = curiosity.critic(obs).squeeze(2).numpy()
     sums, running = [], np.zeros(B)
-    for error, over in zip(errors, buffer.terminated | buffer.truncated, strict=True):
+    for error, over in zip(errors, buffer["terminated"] | buffer["truncated"], strict=True):
         sums.append(0.9 * running + error)
         running = np.where(over, 0, sums[-1])
     bonuses = errors / np.std(sums)
+    assert bonus == pytest.approx(bonuses.mean(), rel=1e-5)
     advantages = np.zeros((T + 1, B))  # of one episode without an end
     for t in reversed(range(T)):
         delta = bonuses[t] + 0.9 * values[t + 1] - values[t]
@@ -162,7 +188,10 @@ def test_without_bonuses_it_is_ppo(monkeypatch):
     args = ppo.RunArgs(**settings, exp_name="plain")
     plain = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
     ppo.train(args, plain)
-    assert ppo.run_hash(run.agent) == ppo.run_hash(plain.agent)
+    arrays = run.arrays()
+    for name, expected in plain.arrays().items():
+        np.testing.assert_array_equal(arrays[name], expected)
+    assert run.hash() == plain.hash()
 
 
 def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
@@ -170,6 +199,8 @@ def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
     complete = script("ppo_rnd", *flags)
     folder = only_run(tmp_path)
     assert folder.parts[-3:-1] == ("tasks-FarGoal-v0", "ppo_rnd")
+    tags = {tag for tag, _ in scalars(folder)}
+    assert tags >= {"charts/bonus", "losses/prediction_error", "losses/bonus_value_loss"}
     evaluated = script("ppo_rnd", "--evaluate", folder)
     assert evaluated.line("evaluation") == complete.line("evaluation")
 

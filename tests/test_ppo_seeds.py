@@ -1,16 +1,43 @@
 """ppo_seeds.py: each of several seeds learns what it would learn alone."""
 
 import contextlib
+import json
 
+import gymnasium as gym
 import numpy as np
 import ppo
 import ppo_seeds
 import pytest
+import torch
 from conftest import NUMBERS, new_run
+from torch import nn
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
 PENDULUM |= {"norm_obs": True, "norm_reward": True, "clip_vloss": True, "ent_coef": 0.01}
+
+
+class NanAtEnd(gym.Env):
+    """Seven steps; the last observation is none."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def observe(self):
+        return np.array([self.t / 7, np.nan if self.t == 7 else 1], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), float(action), self.t == 7, False, {}
+
+
+if "NanAtEnd-v0" not in gym.registry:
+    gym.register("NanAtEnd-v0", NanAtEnd)
 
 
 @pytest.fixture
@@ -25,7 +52,7 @@ def train_seeds(monkeypatch):
         run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
         with contextlib.redirect_stdout(None):
             ppo_seeds.train(args, run)
-        return made[-1]
+        return made[-1][0]
 
     return train
 
@@ -48,13 +75,53 @@ def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
     for run in runs:
         expected = alone(**settings, seed=run.args.seed)
         np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
-        np.testing.assert_allclose(run.returns, expected.returns, atol=1e-3)
+        np.testing.assert_allclose(run.returns, expected.returns, rtol=1e-4)
     assert np.abs(parameters(runs[1]) - parameters(start)).max() > 1e-3  # it did learn
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"anneal_lr": False},
+        {"anneal_clip": False},
+        {"clip_reward": True, "env_id": "Pendulum-v1"},
+        {"norm_adv": False, "num_minibatches": 128},
+        {"env_id": "environments:Global-v0"},  # draws from generators that a process shares
+        {"env_id": "NanAtEnd-v0", "total_timesteps": 8 * 33},  # the last rollout: one step
+    ],
+    ids=str,
+)
+def test_every_setting_and_every_generator_has_its_effect_on_each_seed(train_seeds, settings):
+    settings = {"total_timesteps": 768, "num_minibatches": 2} | settings
+    for run in train_seeds(num_seeds=2, **settings):
+        expected = alone(**settings, seed=run.args.seed)
+        np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
+        np.testing.assert_allclose(run.returns, expected.returns, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_and_batch_normalisation_are_for_learning_alone(train_seeds, monkeypatch):
+    """Dropout draws a noise of its own for each seed; statistics of a layer stay with their own."""
+    make_networks = ppo.Agent.make_networks
+
+    def with_layers(agent, args, input_shape, num_outputs):
+        make_networks(agent, args, input_shape, num_outputs)
+        agent.actor = nn.Sequential(nn.BatchNorm1d(*input_shape), nn.Dropout(0.5), agent.actor)
+
+    monkeypatch.setattr(ppo.Agent, "make_networks", with_layers)
+    settings = {"total_timesteps": 512, "update_epochs": 3}
+    runs = train_seeds(num_seeds=2, **settings)
+    for run in runs:
+        np.testing.assert_array_equal(run.evaluate(), run.evaluate())
+        mine, theirs = run.agent.actor[0], alone(**settings, seed=run.args.seed).agent.actor[0]
+        assert mine.num_batches_tracked == theirs.num_batches_tracked == 6
+        torch.testing.assert_close(mine.running_mean, theirs.running_mean, atol=0.1, rtol=0.1)
+    means = [run.agent.actor[0].running_mean.numpy() for run in runs]
+    assert np.abs(means[0] - means[1]).min() > 1e-4
 
 
 def test_no_seed_depends_on_another(train_seeds):
     first, second = train_seeds(num_seeds=3, **CARTPOLE), train_seeds(num_seeds=2, **CARTPOLE)
-    hashes = [[ppo.run_hash(run.agent) for run in runs] for runs in (first, second)]
+    hashes = [[run.hash() for run in runs] for runs in (first, second)]
     assert hashes[0][:2] == hashes[1] and len(set(hashes[0])) == 3
 
 
@@ -87,10 +154,10 @@ def stopped(monkeypatch, method, seed, step):
     run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
     original = getattr(ppo.Run, method)
 
-    def stop(self, *rest):
+    def stop(self, *rest, **parts):
         if self.args.seed == seed and self.step_count >= step:
             raise KeyboardInterrupt
-        return original(self, *rest)
+        return original(self, *rest, **parts)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ppo.Run, method, stop)
@@ -111,12 +178,15 @@ def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(script, tmp_path,
         assert f"seed {seed}       return {evaluated.line('evaluation').split()[1]}," in trained.out
     assert trained.hash == hashes[0] and len(set(hashes)) == 3
 
-    for method, seed, step in (("end_iteration", 1, 1100), ("save", 2, 1024)):
-        path = stopped(monkeypatch, method, seed, step)  # the second between checkpoints
+    stops = [("end_iteration", 1, 1100), ("save", 2, 1024), ("save", 3, 1024)]  # between saves
+    stops += [("start", 2, 0), ("finish", 3, 0)]  # before a seed's first checkpoint; in the report
+    for method, seed, step in stops:
+        path = stopped(monkeypatch, method, seed, step)
         assert script("ppo_seeds", "--resume", path).hash == hashes[0]
         others = [
-            script("ppo_seeds", "--evaluate", x).hash
+            json.loads((x / "result.json").read_text())["run_hash"]
             for x in sorted(path.parent.glob(f"{path.name}-*"))
+            if (x / "result.json").exists()
         ]
         assert others == hashes[1:]
 
@@ -132,6 +202,8 @@ def test_the_mean_of_the_middle_half():
         (["--num-seeds", 0], "num_seeds=0 must lie between 1 and inf"),
         (["--vary", "hidden_size", 8, 16], "--vary takes one of learning_rate, gamma"),
         (["--vary", "gamma", 0.9, "high"], "--vary gamma takes numbers"),
+        (["--vary", "gamma", 0.9, 1.1], "gamma=1.1 must lie between 0 and 1"),
+        (["--vary", "gamma"], "--vary takes one of learning_rate, gamma"),
         (["--target-kl", 0.01], "target_kl would end the epochs of all seeds"),
         (["--env-id", "CarRacing-v3"], "ppo_seeds takes vectors, not images"),
     ],

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, env_seeds, new_run, only_run, parse, scalars, train
-from threadpoolctl import threadpool_info, threadpool_limits
 from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 # Short runs that still update, by script. The replay buffers wrap in all of them.
 STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
@@ -101,10 +101,6 @@ def name(request):
     return request.param
 
 
-def hash_of(run) -> str:
-    return importlib.import_module(run.name).run_hash(run.agent)
-
-
 def test_the_seed_rules_the_run_and_evaluation_changes_nothing(script, name):
     first = script(name, *SHORT[name], "--runs-dir", "first")
     assert script(name, *SHORT[name], "--eval-frequency", 500).hash == first.hash
@@ -117,12 +113,12 @@ def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
     env = "BlindBox" if name == "td3" else "Clock"
     settings = TINY[name] | dict(env_id=f"environments:{env}-v0")
     for seed in (1, 2):
-        new_run(module, **settings, seed=seed, save_init=f"{seed}.npz")
+        np.savez(f"{seed}.npz", **new_run(module, **settings, seed=seed).arrays())
     first, second = (np.load(tmp_path / f"{seed}.npz") for seed in (1, 2))
     weights = [key for key in first if key.endswith("weight")]
     assert weights and not any(np.array_equal(first[key], second[key]) for key in weights)
     settings["init_weights"] = "1.npz"
-    assert len({hash_of(train(module, **settings, seed=seed)) for seed in (1, 2, 3)}) == 3
+    assert len({train(module, **settings, seed=seed).hash() for seed in (1, 2, 3)}) == 3
 
 
 def test_an_evaluation_leaves_the_generators_that_all_share(name):
@@ -130,21 +126,24 @@ def test_an_evaluation_leaves_the_generators_that_all_share(name):
     module = importlib.import_module(name)
     env = "GlobalBox" if name == "td3" else "Global"
     settings = TINY[name] | dict(env_id=f"environments:{env}-v0", eval_episodes=3)
-    hashes = {hash_of(train(module, **settings, eval_frequency=n)) for n in (0, 64, 100)}
+    hashes = {train(module, **settings, eval_frequency=n).hash() for n in (0, 64, 100)}
     assert len(hashes) == 1
-    assert hash_of(train(module, **settings, seed=2)) not in hashes
+    assert train(module, **settings, seed=2).hash() not in hashes
 
 
 def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
     buffers, module = [], importlib.import_module(name)
     kind = module.ReplayBuffer if hasattr(module, "ReplayBuffer") else module.RolloutBuffer
     add = kind.add
-    monkeypatch.setattr(kind, "add", lambda self, *row: (buffers.append(self), add(self, *row)))
+    monkeypatch.setattr(
+        kind, "add", lambda b, *row, **step: (buffers.append(b), add(b, *row, **step))
+    )
     settings = {"num_steps": 13} if kind.__name__ == "RolloutBuffer" else {"buffer_size": 17}
     env = "DoomedBox" if name == "td3" else "Doomed"
     train(module, env_id=f"environments:{env}-v0", total_timesteps=13, num_envs=1, **settings)
     buffer = buffers[0]
-    found = buffer.arrays["terminated"] if name == "td3" else buffer.terminated.reshape(-1)
+    found = {"td3": lambda: buffer.arrays["terminated"], "dqn": lambda: buffer.terminated}
+    found = found.get(name, lambda: buffer["terminated"])().reshape(-1)
     assert np.flatnonzero(found[:13]).tolist() == [4, 9]  # its episodes are of five steps
 
 
@@ -173,7 +172,25 @@ def test_what_a_run_leaves_behind(script, name, tmp_path):
     assert evaluations == {steps // 4, steps // 2, steps * 3 // 4, steps}
     (final,) = points["eval/episodic_return", steps]
     assert final == pytest.approx(saved["eval_return_mean"])
-    assert f"/{steps} [" in result.err and "steps/s, return " in result.err  # the bar
+    assert f" 0/{steps} [" in result.err and result.err.count("\n") <= 3  # in a file rarely a line
+
+
+def test_a_terminal_sees_how_far_a_run_is_and_its_last_return(name, monkeypatch, capsys):
+    module, intervals = importlib.import_module(name), []
+
+    def bar(mininterval, **settings):
+        intervals.append(mininterval)
+        return tqdm(mininterval=0, **settings)
+
+    monkeypatch.setattr(module, "tqdm", bar)
+    env = "BlindBox" if name == "td3" else "Blind"
+    settings = TINY[name] | dict(env_id=f"environments:{env}-v0", log_frequency=64)
+    train(module, **settings)
+    error = capsys.readouterr().err
+    assert "/512 [" in error and "steps/s, return 5.0" in error
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    train(module, **settings)
+    assert intervals == [30, 0.1]  # seconds, in a file and in a terminal
 
 
 def test_evaluate_repeats_an_evaluation_of_one_episode_to_the_digit(script, tmp_path):
@@ -202,7 +219,7 @@ def test_an_evaluation_films_its_first_episode(monkeypatch):
     settings = dict(env_id="environments:ShortCartPole-v0", total_timesteps=512, num_envs=2)
     plain = train(ppo, **settings, exp_name="plain")
     run = train(ppo, **settings, capture_video=True, eval_episodes=2, eval_frequency=256, seed=1)
-    assert hash_of(run) == hash_of(plain)
+    assert run.hash() == plain.hash()
     (film,) = (run.folder / "videos").iterdir()
     assert film.name == "step-256-seed-1.mp4"
     frames = imageio.mimread(film)
@@ -268,23 +285,19 @@ def test_a_run_resumes_in_the_same_process(kind, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return step
 
-    whole = hash_of(train(module, **settings, runs_dir="whole"))
+    whole = train(module, **settings, runs_dir="whole").hash()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.Run, "end_iteration", stop)
         train(module, **settings)
     folder = only_run(tmp_path)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] == 256
-    assert hash_of(train(module, **settings, resume=str(folder))) == whole
+    assert train(module, **settings, resume=str(folder)).hash() == whole
 
 
-def test_vectors_take_one_thread_of_torch_and_numpy(name):
+def test_vectors_take_one_thread_of_torch(name):
     torch.set_num_threads(2)
-    with threadpool_limits(2, user_api="blas"):
-        new_run(importlib.import_module(name), **TINY[name])
-        pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-        assert [pool["num_threads"] for pool in pools] == [1] * len(pools) and pools
-        assert torch.get_num_threads() == 1
-    torch.set_num_threads(1)
+    new_run(importlib.import_module(name), **TINY[name])
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("name", ["dqn", "td3"])
@@ -295,14 +308,14 @@ def test_updates_between_two_points_of_the_curves_do_not_pile_up(name, monkeypat
         loss = torch.zeros(())
         alive.add(loss)
         most.append(len(alive))
-        return {"loss": loss} if name == "td3" else (loss, torch.zeros(16, 1, 1))
+        return {"losses/loss": loss}
 
-    monkeypatch.setattr(module, "update", update)
+    monkeypatch.setattr(module, "update" if name == "dqn" else "update_critics", update)
     settings = TINY[name] | dict(total_timesteps=2_500, log_frequency=10**9, batch_size=16)
     if name == "dqn":
         settings |= dict(train_frequency=1, gradient_steps=1)
     train(module, **settings)
-    assert len(most) > 2_400 and max(most) < 2_010
+    assert len(most) > 2_400 and max(most) < 10
 
 
 def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
@@ -339,7 +352,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
         line for line in result.err.splitlines() if line.strip() and " steps/s" not in line
     ]  # no bar
     *_, error, note = lines
-    assert re.match(r"FloatingPointError: not finite at step \d+: .*'losses/\w+': (nan|inf)", error)
+    assert re.match(
+        r"FloatingPointError: losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)", error
+    )
     command = shlex.join(["python", f"{ROOT}/algos/{name}.py", "--resume"])
     assert note == f"to resume: {command} {only_run(tmp_path).relative_to(tmp_path)}"
     with np.load(only_run(tmp_path) / "weights.npz") as weights:
@@ -349,19 +364,16 @@ def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
 
 
 def test_initial_weights_travel_by_name(script, name, tmp_path):
-    first = script(name, *SHORT[name], "--save-init", "init.npz", "--runs-dir", "first")
-    with np.load(tmp_path / "init.npz") as file:
-        names = list(file.files)
-        np.savez(tmp_path / "shuffled.npz", **{key: file[key] for key in reversed(names)})
-        first_weight = next(key for key in names if key.endswith("weight"))
-        renamed = {("other" if key == first_weight else key): file[key] for key in names}
-        np.savez(tmp_path / "renamed.npz", **renamed)
-        reshaped = {key: file[key][..., None] for key in names}
-        np.savez(tmp_path / "reshaped.npz", **reshaped)
+    module = importlib.import_module(name)
+    first = script(name, *SHORT[name], "--runs-dir", "first")
+    init = module.Run(name, parse(module, SHORT[name]), module.make_agent, None).arrays()
+    shutil.rmtree("runs")
+    np.savez("shuffled.npz", **{key: init[key] for key in reversed(init)})
+    first_weight = next(key for key in init if key.endswith("weight"))
+    renamed = {("other" if key == first_weight else key): init[key] for key in init}
+    np.savez("renamed.npz", **renamed)
+    np.savez("reshaped.npz", **{key: init[key][..., None] for key in init})
     assert script(name, *SHORT[name], "--init-weights", "shuffled.npz").hash == first.hash
-    saved = (tmp_path / "init.npz").read_bytes()
-    script(name, "--evaluate", first.line("run folder"))
-    assert (tmp_path / "init.npz").read_bytes() == saved  # not the trained weights
     before = sorted(tmp_path.rglob("*"))
     for file, message in (("renamed.npz", first_weight), ("reshaped.npz", "shape")):
         refused = script(name, *SHORT[name], "--init-weights", file, ok=False)
@@ -377,7 +389,7 @@ def test_statistics_travel_with_the_weights(tmp_path):
     run.finish()
     settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
     again = new_run(ppo, **settings, seed=2)
-    assert again.agent.obs_moments.count == 512 and hash_of(again) == hash_of(run)
+    assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
     with pytest.raises(SystemExit):  # an agent without them would see something else
         new_run(ppo, **settings | dict(norm_obs=False))
 
@@ -409,7 +421,7 @@ def test_help_explains_every_argument(name, capsys):
     source = (ROOT / "algos" / f"{name}.py").read_text()
     for field in dataclasses.fields(module.RunArgs):
         assert "--" + field.name.replace("_", "-") in text
-        explained = re.search(rf'^    {field.name}: .*\n    """((.|\n)*?)"""', source, re.MULTILINE)
+        explained = re.search(rf"^    {field.name}: .*  # (.*)$", source, re.MULTILINE)
         assert explained and " ".join(explained[1].split()[:4]) in text, field.name
     assert "(default: 1)" in text and "Training budget" in text
     assert " ".join(module.__doc__.split("\n\n")[0].split()[:6]) in text
@@ -482,8 +494,14 @@ BAD_INPUT = {
     "not a number": ("--learning-rate nan", "learning_rate=nan must lie between 0 and inf"),
     "a negative count": ("--num-steps -1", "num_steps=-1 must lie between 1 and inf"),
     "a negative seed": ("--seed -1", "seed=-1 must lie between 0 and inf"),
-    "sizes that do not divide": ("--num-minibatches 7", "num_minibatches num_envs * num_steps"),
-    "steps that do not divide": ("--total-timesteps 1001", "must divide total_timesteps"),
+    "sizes that do not divide": (
+        "--num-minibatches 7",
+        "num_minibatches=7 must divide num_envs * num_steps=256",
+    ),
+    "steps that do not divide": (
+        "--total-timesteps 1001",
+        "num_envs=8 must divide total_timesteps=1001",
+    ),
     "a device that is not there": ("--device cuda", "cuda"),
     "a device of no kind": ("--device abacus", "abacus"),
     "no config": ("--config missing.toml", "missing.toml"),
@@ -607,7 +625,7 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(n_atoms, dueling):
         total, over = 0.0, False
         while not over:
             q_values = q_values_by_hand(weights, obs)
-            theirs = q_network.q_values(q_network(torch.as_tensor(obs)[None]))[0]
+            theirs = q_network(torch.as_tensor(obs)[None])[0]
             np.testing.assert_allclose(q_values, theirs.detach().numpy(), rtol=1e-5, atol=1e-5)
             action = int(q_network.act(obs[None], 0.0, np.random.default_rng(0))[0])
             tied = np.ptp(q_values) <= 2e-6 * (1 + np.abs(q_values).max())  # but for rounding

@@ -15,18 +15,29 @@ from conftest import env_seeds, hash_of_parameters, train
 BATCH, OBS, ACTIONS = 7, 5, 3
 NAMES = ("obs", "actions", "rewards", "next_obs", "terminated")
 LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
+VECTORS = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+ACTION_SPACE = gym.spaces.Box(LOW, HIGH)
 
 
 def agents(double=False, **settings):
     """An agent, another as its target, and their optimizers."""
     torch.manual_seed(0)
     args = td3.Args(hidden_sizes=(11, 13), **settings)
-    agent, target = (td3.Agent(args, OBS, LOW, HIGH) for _ in range(2))
+    agent, target = (td3.make_agent(args, VECTORS, ACTION_SPACE) for _ in range(2))
     if double:
         agent.double(), target.double()
     networks = agent.actor, agent.critics
-    optimizers = [torch.optim.Adam([td3.Vector(n)], lr=1e-2, fused=True) for n in networks]
+    optimizers = [torch.optim.Adam(n.parameters(), lr=1e-2, fused=True) for n in networks]
     return agent, target, optimizers
+
+
+def update(agent, target, optimizers, args, batch, noise, learn_policy):
+    """The updates of one step, as `train` does them: see the tests of what that calls, below."""
+    scalars = td3.update_critics(agent, target, optimizers[1], batch, noise, args)
+    if learn_policy:
+        scalars |= td3.update_actor(agent, optimizers[0], batch["obs"])
+        td3.polyak(target, agent, args.tau)
+    return scalars
 
 
 def random_batch(rng, dtype=np.float32):
@@ -92,9 +103,7 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
         batch = random_batch(rng, np.float64)
         noise = 0.4 * rng.standard_normal((BATCH, ACTIONS))
         learn_policy = step % args.policy_frequency == 0
-        scalars = td3.update(
-            agent, target, optimizers, args, batch, torch.tensor(noise), learn_policy
-        )
+        scalars = update(agent, target, optimizers, args, batch, torch.tensor(noise), learn_policy)
 
         obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in NAMES)
         next_actions = np.tanh(actor_target.forward(next_obs))
@@ -102,6 +111,8 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
         pairs = np.concatenate([next_obs, next_actions], axis=1)
         smallest = np.min([critic.forward(pairs)[:, 0] for critic in critic_targets], axis=0)
         y = np.where(terminated, rewards, rewards + 0.97 * smallest)
+        first_q = critics[0].forward(np.concatenate([obs, actions], axis=1))
+        assert scalars["losses/qf1_values"].item() == pytest.approx(first_q.mean(), abs=1e-6)
         for i, critic in enumerate(critics, start=1):
             errors = critic.forward(np.concatenate([obs, actions], axis=1))[:, 0] - y
             assert scalars[f"losses/qf{i}_loss"].item() == pytest.approx(
@@ -151,6 +162,23 @@ def test_the_target_takes_the_smaller_critic_and_stops_at_the_end():
     assert y.tolist() == [6.0, 2.0, 1.0]
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_follows_a_termination_does_not_spread(poison):
+    rewards, ends = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, True, False])
+    first, second = torch.tensor([10.0, poison, -4.0]), torch.tensor([6.0, poison, 8.0])
+    y = td3.bootstrapped_target(rewards, ends, [first, second], 0.5)
+    assert y.tolist() == [4.0, 2.0, 1.0]
+
+
+def test_a_last_observation_that_is_no_number_stays_where_it_is():
+    agent, target, _ = agents()
+    batch, noise = random_batch(np.random.default_rng(2)), torch.zeros(BATCH, ACTIONS)
+    losses, q_mean = td3.q_losses(agent, target, batch, noise, td3.Args())
+    assert torch.stack(losses).isfinite().all() and batch["terminated"].any()
+    batch["next_obs"][batch["terminated"]] = torch.nan
+    assert td3.q_losses(agent, target, batch, noise, td3.Args()) == (losses, q_mean)
+
+
 @pytest.mark.parametrize("name", ["rewards", "terminated"])
 def test_columns_instead_of_vectors_fail_at_once(name):
     agent, target, _ = agents()
@@ -168,9 +196,9 @@ def test_the_actor_leaves_the_critics_alone():
     args = td3.Args(tau=0.25)
     without = copy.deepcopy(agent.critics.state_dict())
     fresh, fresh_target, fresh_optimizers = agents()
-    td3.update(fresh, fresh_target, fresh_optimizers, args, batch, noise, learn_policy=False)
+    update(fresh, fresh_target, fresh_optimizers, args, batch, noise, learn_policy=False)
     before = hash_of_parameters(agent.actor)
-    td3.update(agent, target, optimizers, args, batch, noise, learn_policy=True)
+    update(agent, target, optimizers, args, batch, noise, learn_policy=True)
     assert hash_of_parameters(agent.actor) != before
     assert hash_of_parameters(agent.critics) == hash_of_parameters(fresh.critics)
     gradients = [p.grad for p in agent.critics.parameters()]
@@ -191,12 +219,27 @@ def test_polyak_by_hand():
     assert source.weight.tolist() == [[3.0, -2.0]]
 
 
+def test_polyak_copies_buffers():
+    """As the statistics of a batch norm, of which one counts: a share of a count is no count."""
+    source, target = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    for _ in range(5):
+        source(torch.randn(7, 3) + 2)
+    td3.polyak(target, source, 0.25)
+    assert target.num_batches_tracked == 5
+    assert torch.equal(target.running_mean, source.running_mean)
+    assert torch.equal(target.running_var, source.running_var)
+    source(torch.randn(7, 3))
+    assert target.num_batches_tracked == 5  # copies, not the same memory
+
+
 def test_each_dimension_has_its_own_bounds():
     agent, _, _ = agents()
     edges = agent.to_env(np.float32([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [-0.5, 0.5, 0.1]]))
     by_hand = [[-1, 0, 10], [1, 0.25, 505], [3, 0.5, 1000], [0, 0.375, 554.5]]
     np.testing.assert_allclose(edges, by_hand, rtol=1e-6)
-    assert (edges >= LOW).all() and (edges <= HIGH).all() and edges.dtype == np.float32
+    sent = td3.as_declared(edges, ACTION_SPACE)
+    assert (edges >= LOW).all() and (edges <= HIGH).all() and sent.dtype == np.float32
+    assert all(action in ACTION_SPACE for action in sent)
 
 
 def test_the_noise_is_measured_in_half_ranges_and_clipped():
@@ -307,27 +350,44 @@ def test_the_first_steps_are_random(monkeypatch):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_there_is_one_update_to_a_step_and_every_third_moves_the_policy(monkeypatch, num_envs):
-    calls, update = [], td3.update
-    monkeypatch.setattr(td3, "update", lambda *a: (calls.append(a[-1]), update(*a))[1])
+    calls, update_critics, update_actor = [], td3.update_critics, td3.update_actor
+
+    def of_critics(*inputs):
+        calls.append(False)
+        return update_critics(*inputs)
+
+    def of_actor(*inputs):
+        assert not calls[-1]  # the critics learn first
+        calls[-1] = True
+        return update_actor(*inputs)
+
+    monkeypatch.setattr(td3, "update_critics", of_critics)
+    monkeypatch.setattr(td3, "update_actor", of_actor)
     settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3)
     train(td3, env_id="environments:Target-v0", **settings)
     assert len(calls) == 30 and calls == [step % 3 == 0 for step in range(201, 231)]
 
 
 def test_the_targets_are_copies_that_take_their_share_when_the_policy_learns(monkeypatch):
-    states, update = [], td3.update
+    states, update_critics, update_actor = [], td3.update_critics, td3.update_actor
 
     def weights(module):
         return torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
 
-    def spy(agent, target, *rest):
-        states.append((weights(agent), weights(target), rest[-1]))
-        return update(agent, target, *rest)
+    def of_critics(agent, target, *rest):
+        states.append([weights(agent), weights(target), False])
+        return update_critics(agent, target, *rest)
 
-    monkeypatch.setattr(td3, "update", spy)
+    def of_actor(*inputs):
+        states[-1][2] = True
+        return update_actor(*inputs)
+
+    monkeypatch.setattr(td3, "update_critics", of_critics)
+    monkeypatch.setattr(td3, "update_actor", of_actor)
     settings = dict(SMALL, total_timesteps=230, policy_frequency=3, tau=0.25)
     train(td3, env_id="environments:Target-v0", **settings)
     assert len(states) == 30 and torch.equal(*states[0][:2])
+    assert sum(due for *_, due in states) == 10
     for (_, target, due), (after, target_after, _) in itertools.pairwise(states):
         expected = 0.75 * target + 0.25 * after if due else target
         torch.testing.assert_close(target_after, expected)
@@ -337,17 +397,34 @@ def test_the_targets_are_copies_that_take_their_share_when_the_policy_learns(mon
 @pytest.mark.parametrize(
     "env_id, message",
     [
-        ("CartPole-v1", "td3 takes vectors and Box action spaces"),
-        ("environments:Colour-v0", "td3 takes vectors and Box action spaces"),
-        ("environments:Endless-v0", "td3 needs bounds of every action"),
-        ("environments:Wide-v0", "td3 needs bounds of every action"),
-        ("environments:HalfOpen-v0", "td3 needs bounds of every action"),
+        ("CartPole-v1", "actions must be a Box of real numbers"),
+        ("environments:Colour-v0", "actions must be a Box of real numbers"),
+        ("environments:Endless-v0", "every action needs bounds"),
+        ("environments:Wide-v0", "every action needs bounds"),
+        ("environments:HalfOpen-v0", "every action needs bounds"),
     ],
 )
 def test_what_td3_cannot_take_is_refused(script, tmp_path, env_id, message):
     result = script("td3", "--env-id", env_id, ok=False)
     assert result.status == 2 and message in result.err
     assert len(result.err.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+IMAGES = gym.spaces.Box(0, 255, (3, 36, 36), np.uint8)
+WHOLE = gym.spaces.Box(-3, 3, (ACTIONS,), np.int64)
+
+
+@pytest.mark.parametrize(
+    "obs_space, action_space, message",
+    [
+        (IMAGES, ACTION_SPACE, "observations must be vectors"),
+        (VECTORS, WHOLE, "actions must be a Box of real numbers"),
+    ],
+)
+def test_spaces_that_td3_cannot_take_are_refused(capsys, obs_space, action_space, message):
+    with pytest.raises(SystemExit):
+        td3.make_agent(td3.Args(), obs_space, action_space)
+    assert message in capsys.readouterr().err
 
 
 PENDULUM = """--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000 --gamma 0.95

@@ -17,10 +17,9 @@ import ppo
 import pytest
 import td3
 import torch
-from conftest import env_seeds, hand_stepped, new_run, scalars, train
+from conftest import env_seeds, hand_stepped, new_run, scalars, stopped, train
 from gymnasium.spaces import Box, Discrete
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 REWARDS = np.array([10.0, -5.0, 0.0])
 
@@ -100,9 +99,13 @@ def calls(monkeypatch, owner, name) -> list:
     """Of every call of owner.name from now on the arguments, by name."""
     seen, original = [], getattr(owner, name)
     signature = inspect.signature(original)
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
 
     def spied(*inputs, **keywords):
-        seen.append(signature.bind(*inputs, **keywords).arguments)
+        arguments = signature.bind(*inputs, **keywords).arguments
+        for key in [key for key in arguments if kinds[key] is inspect.Parameter.VAR_KEYWORD]:
+            arguments |= arguments.pop(key)
+        seen.append(arguments)
         return original(*inputs, **keywords)
 
     monkeypatch.setattr(owner, name, spied)
@@ -150,18 +153,18 @@ def test_what_the_buffer_holds_is_what_single_environments_do(monkeypatch, scrip
     agent = train(script, **settings).agent
     assert len(rows) == 40
     to_env = (lambda actions: actions) if script is dqn else agent.to_env
-    ends = 0
+    space, ends = gym.make(env_id).action_space, 0
+    sent = [script.as_declared(to_env(row["actions"]), space) for row in rows]
     for env, seed in enumerate(env_seeds(3, 5, 0)):
-        by_hand = list(hand_stepped(env_id, seed, [to_env(row["actions"])[env] for row in rows]))
+        by_hand = list(hand_stepped(env_id, seed, [actions[env] for actions in sent]))
         for t, (obs, reward, terminated, truncated, next_obs) in enumerate(by_hand):
             row = {name: x[env] for name, x in rows[t].items() if name != "self"}
             np.testing.assert_array_equal(row["obs"], obs)
             assert row["rewards"] == np.float32(reward) and row["terminated"] == terminated
             assert row.get("truncated", truncated) == truncated  # td3 keeps none
-            name = "next_obs" if script is td3 else "successors"
-            np.testing.assert_array_equal(row[name], next_obs)
+            np.testing.assert_array_equal(row["next_obs"], next_obs)
             if script is dqn and t + 1 < len(rows):
-                np.testing.assert_array_equal(row["next_obs"], by_hand[t + 1][0])
+                np.testing.assert_array_equal(row["following_obs"], by_hand[t + 1][0])
             ends += terminated or truncated
     assert ends >= 3
 
@@ -219,12 +222,11 @@ def test_a_checkpoint_ends_all_episodes(monkeypatch, script):
 
 
 def test_every_environment_and_every_stretch_has_seeds_of_its_own():
-    class Asked(ppo.SyncEnvs):
-        def __init__(self):
-            self.num_envs = 5
+    class Asked:
+        num_envs = 5
 
         def reset(self, seed):
-            return (seed,)
+            return seed
 
     envs = Asked()
     seeds = [seed for step in (0, 30, 60) for seed in ppo.reset(envs, 1, step)]
@@ -246,16 +248,25 @@ def test_actions_are_drawn_while_it_trains(monkeypatch, script, env_id):
 
 @ALL
 def test_what_the_environments_say_can_be_read_in_train(monkeypatch, script):
-    said, step = [], script.Run.step
+    said, ends, step = [], [], script.Run.step
 
     def look(run, actions):
         result = step(run, actions)
-        said.append((actions.tolist(), [info["action"] for info in run.infos]))
+        ended = result[2] | result[3]
+        cut = run.step_count % 40 == 0  # by a checkpoint, after which new environments were reset
+        infos = run.infos["final_info"] if cut else run.infos
+        if cut:
+            ended = np.isin(range(2), list(infos.get("final_obs", {})))
+        last = [infos[i]["final_info"] if over else infos[i] for i, over in enumerate(ended)]
+        said.append((actions, [info["action"] for info in last]))
+        ends.append(ended)
         return result
 
     monkeypatch.setattr(script.Run, "step", look)
-    trained(script)
-    assert all(np.array_equal(np.ravel(told), np.ravel(sent)) for sent, told in said)
+    trained(script, checkpoint_frequency=40)
+    assert len(said) == 40 and np.any(ends, axis=1).sum() > 10
+    for sent, told in said:
+        np.testing.assert_array_equal(np.ravel(told), np.float32(np.ravel(sent)))
 
 
 # --- what is learned from it ----------------------------------------------------------------------
@@ -304,7 +315,7 @@ def test_the_statistics_of_observations_move_after_the_update(monkeypatch, scrip
 
         return look
 
-    make_batch = "make_batch" if script is ppo else "rollout_batch"
+    make_batch = "rollout_batch" if script is ppo else "make_batch"
     places = [(script.Agent, "act"), (script, make_batch), (script.Agent, "evaluate_actions")]
     for owner, name in places:
         monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
@@ -317,13 +328,12 @@ def test_the_statistics_of_observations_move_after_the_update(monkeypatch, scrip
     np.testing.assert_allclose(moments.var.numpy(), acted_on.var(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"anneal_clip": False}, {"anneal_steps": 40}])
+@pytest.mark.parametrize("settings", [{}, {"anneal_clip": False}])
 def test_the_policy_and_the_value_are_clipped_by_the_annealed_coefficient(monkeypatch, settings):
     of_policy = calls(monkeypatch, ppo, "clipped_policy_loss")
     of_value = calls(monkeypatch, ppo, "value_loss")
     run = trained(ppo, clip_coef=0.4, clip_vloss=True, **settings)
-    shares = [max(1 - step / (run.args.anneal_steps or 80), 0) for step in range(0, 80, 10)]
-    shares = shares if run.args.anneal_clip else [1] * 8
+    shares = [1 - step / 80 if run.args.anneal_clip else 1 for step in range(0, 80, 10)]
     expected = [0.4 * share for share in shares for _ in range(2)]  # two epochs
     assert [call["clip_coef"] for call in of_policy] == pytest.approx(expected)
     assert [call["clip_coef"] for call in of_value] == pytest.approx(expected)
@@ -352,7 +362,8 @@ def test_frames_of_atari_are_kept_once(monkeypatch, env_id, stack):
 
 def test_the_noises_of_td3(monkeypatch):
     """Every row, update and action has its own; that on the targets' actions is no other's."""
-    acts, updates = calls(monkeypatch, td3.Agent, "act"), calls(monkeypatch, td3, "update")
+    acts = calls(monkeypatch, td3.Agent, "act")
+    updates = calls(monkeypatch, td3, "update_critics")
     samples = calls(monkeypatch, td3.ReplayBuffer, "sample")
     rows = calls(monkeypatch, td3.ReplayBuffer, "add")
     trained(td3, exploration_noise=0.3, policy_noise=0.2, batch_size=101)
@@ -386,7 +397,7 @@ def test_the_optimizers_are_made_as_told(monkeypatch, script, settings, expected
     starts = calls(monkeypatch, script.Run, "start")
     settings = settings if script is td3 else {"anneal_lr": False, **settings}
     agent = trained(script, learning_rate=3e-3, **settings).agent
-    parts = starts[0]["parts"]
+    (parts,) = starts
     modules = {"optimizer": agent}
     if script is td3:
         modules = {"actor_optimizer": agent.actor, "critic_optimizer": agent.critics}
@@ -396,15 +407,15 @@ def test_the_optimizers_are_made_as_told(monkeypatch, script, settings, expected
         assert type(optimizer) is kind
         values = {"lr": 3e-3, **values}
         if kind is torch.optim.Adam:
-            values |= {"betas": (0.9, 0.999), "weight_decay": 0}
+            values |= {"betas": (0.9, 0.999), "weight_decay": 0, "fused": True}
         (group,) = optimizer.param_groups
         assert {key: group[key] for key in values} == values
-        (vector,) = group["params"]
-        learned = nn.utils.parameters_to_vector(modules[name].parameters())
-        torch.testing.assert_close(vector.detach(), learned.detach())
+        learned = list(modules[name].parameters())
+        assert len(group["params"]) == len(learned)
+        assert all(p is q for p, q in zip(group["params"], learned, strict=True))
 
 
-@pytest.mark.parametrize("settings", [{}, {"anneal_lr": False}, {"anneal_steps": 40}])
+@pytest.mark.parametrize("settings", [{}, {"anneal_lr": False}])
 @CLIPPING
 def test_learning_rates_follow_their_schedule(monkeypatch, script, settings):
     """Of every step of the optimizer; the schedule counts the steps before the rollout."""
@@ -418,13 +429,48 @@ def test_learning_rates_follow_their_schedule(monkeypatch, script, settings):
     monkeypatch.setattr(kind, "step", spy)
     run = trained(script, learning_rate=4e-3, **settings)
     steps = range(0, 80, 10)
-    by_hand = [4e-3 * max(1 - t / (run.args.anneal_steps or 80), 0) for t in steps]
-    by_hand = by_hand if run.args.anneal_lr else [4e-3] * 8
+    by_hand = [4e-3 * (1 - t / 80 if run.args.anneal_lr else 1) for t in steps]
     times = 1 if script is a2c else 2  # epochs, or gradient steps
     learned = by_hand[1:] if script is dqn else by_hand
     assert rates == pytest.approx([rate for rate in learned for _ in range(times)])
     curve = curves(run)["charts/learning_rate"]
     assert curve == pytest.approx({t + 10: rate for t, rate in zip(steps, by_hand, strict=True)})
+
+
+@pytest.mark.parametrize("anneal_lr", [True, False])
+def test_a_group_with_a_learning_rate_of_its_own_keeps_its_own_start(monkeypatch, anneal_lr):
+    """Of an optimizer that a variant brings to ppo.train; also where it goes on after a resume."""
+    rates, step = [], torch.optim.AdamW.step
+
+    def spy(self):
+        rates.append([group["lr"] for group in self.param_groups])
+        step(self)
+
+    def optimizer_of(agent):
+        groups = [{"params": agent.actor.parameters(), "lr": 7e-3}]
+        groups.append({"params": agent.critic.parameters()})
+        return torch.optim.AdamW(groups, lr=2e-3)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    settings = dict(update_epochs=1, anneal_lr=anneal_lr, checkpoint_frequency=40)
+    run = small(ppo, **settings)
+    ppo.train(run.args, run, optimizer=optimizer_of(run.agent))
+    shares = [1 - t / 80 if anneal_lr else 1 for t in range(0, 80, 10)]
+    by_hand = [[7e-3 * share, 2e-3 * share] for share in shares]
+    np.testing.assert_allclose(rates, by_hand)
+    rate = curves(run)["charts/learning_rate"]
+    assert list(rate.values()) == pytest.approx([first for first, _ in by_hand])
+
+    stopped_at_40 = stopped(small(ppo, **settings), with_optimizer(optimizer_of), after=39)
+    rates.clear()
+    again = small(ppo, **settings, resume=str(stopped_at_40.folder))
+    ppo.train(again.args, again, optimizer=optimizer_of(again.agent))
+    np.testing.assert_allclose(rates, by_hand[4:])
+    assert again.hash() == run.hash()
+
+
+def with_optimizer(optimizer_of):
+    return lambda args, run: ppo.train(args, run, optimizer=optimizer_of(run.agent))
 
 
 def gradient_of(loss, module):
@@ -439,11 +485,12 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
 ):
     expected, steps = [], 0
     kind = a2c.RMSpropTF if script is a2c else torch.optim.Adam
-    step, loss = kind.step, {ppo: "ppo_loss", a2c: "a2c_loss", dqn: "q_loss"}[script]
+    name = {ppo: "ppo_loss", a2c: "a2c_loss", dqn: "dqn_losses"}[script]
+    step, loss_of = kind.step, getattr(script, name)
 
-    def loss_of(agent, *inputs):
-        result = getattr(script, loss)(agent, *inputs)
-        expected.append(gradient_of(result[0], agent))
+    def watched(agent, *inputs):
+        result = loss_of(agent, *inputs)
+        expected.append(gradient_of(result[0].mean(), agent))
         return result
 
     def spy(self):
@@ -451,49 +498,16 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
         parts, steps = len(expected), steps + 1
         by_hand = sum(expected) / parts  # of a2c's parts of one rollout, equally large
         by_hand *= min(1, max_grad_norm / by_hand.norm().item())
-        (vector,) = self.param_groups[0]["params"]
-        torch.testing.assert_close(vector.grad, by_hand, rtol=1e-3, atol=1e-6)
+        gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+        torch.testing.assert_close(gradient, by_hand, rtol=1e-3, atol=1e-6)
         expected.clear()
         step(self)
 
     monkeypatch.setattr(kind, "step", spy)
+    monkeypatch.setattr(script, name, watched)
     settings = {"num_microbatches": 2} if script is a2c else {}
-    run = small(script, max_grad_norm=max_grad_norm, **settings)
-    script.train(run.args, run, loss_of)
+    trained(script, max_grad_norm=max_grad_norm, **settings)
     assert steps == {ppo: 16, a2c: 8, dqn: 14}[script]
-
-
-WAYS_TO_ZERO = {
-    "as everyone writes it": lambda module, optimizer: optimizer.zero_grad(),
-    "in place": lambda module, optimizer: optimizer.zero_grad(set_to_none=False),
-    "by the module": lambda module, optimizer: module.zero_grad(),
-    "by the module, in place": lambda module, optimizer: module.zero_grad(set_to_none=False),
-}
-
-
-@pytest.mark.parametrize("zero_grad", WAYS_TO_ZERO.values(), ids=WAYS_TO_ZERO.keys())
-def test_one_vector_of_parameters_learns_as_many_do(zero_grad):
-    """However gradients are zeroed, and where one parameter gets none at every second step."""
-    torch.manual_seed(0)
-    many, one = (nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2))
-    one.load_state_dict(many.state_dict())
-    vector = ppo.Vector(one)
-    optimizers = torch.optim.SGD(many.parameters(), lr=0.1), torch.optim.SGD([vector], lr=0.1)
-    x, start = torch.randn(7, 2), vector.detach().clone()
-    for i in range(6):
-        for module, optimizer in zip((many, one), optimizers, strict=True):
-            zero_grad(module, optimizer)
-            loss = module(x).pow(2).sum() if i % 2 else module[0](x).pow(2).sum()
-            loss.backward()
-            if module is many:
-                nn.utils.clip_grad_norm_(many.parameters(), 0.5)
-            else:
-                ppo.clip_gradient(optimizer, 0.5)
-            optimizer.step()
-    for p, q in zip(many.parameters(), one.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-    assert (vector != start).all()
-    torch.testing.assert_close(vector.detach(), nn.utils.parameters_to_vector(one.parameters()))
 
 
 # --- evaluations ----------------------------------------------------------------------------------
@@ -506,7 +520,8 @@ def test_evaluations_are_greedy_but_on_atari(script, env_id, greedy):
     agent = script.Agent(args, Known.observation_space, Discrete(2))
     obs = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
     seen = [script.evaluation_policy(agent, np.random.default_rng(s), args)(obs) for s in (1, 2)]
-    assert (seen[0] == agent(obs).argmax(axis=1)).all() == greedy
+    best = agent(torch.tensor(obs)).argmax(dim=1).numpy()
+    assert (seen[0] == best).all() == greedy
     assert np.array_equal(*seen) == greedy
 
 
@@ -598,13 +613,20 @@ def test_tensorboard_drops_what_a_killed_run_logged_after_its_checkpoint(monkeyp
 
 
 def test_the_curves_of_td3_are_means_over_all_updates_since_the_last_point(monkeypatch):
-    returned, update = [], td3.update
+    returned, update_critics, update_actor = [], td3.update_critics, td3.update_actor
 
-    def spy(*inputs):
-        returned.append({name: x.item() for name, x in update(*inputs).items()})
-        return {name: torch.tensor(x) for name, x in returned[-1].items()}
+    def of_critics(*inputs):
+        scalars = update_critics(*inputs)
+        returned.append({name: x.item() for name, x in scalars.items()})
+        return scalars
 
-    monkeypatch.setattr(td3, "update", spy)
+    def of_actor(*inputs):
+        scalars = update_actor(*inputs)
+        returned[-1] |= {name: x.item() for name, x in scalars.items()}
+        return scalars
+
+    monkeypatch.setattr(td3, "update_critics", of_critics)
+    monkeypatch.setattr(td3, "update_actor", of_actor)
     run = trained(td3, log_frequency=20, policy_frequency=3)
     for name in ("losses/qf1_loss", "losses/qf2_loss", "losses/qf1_values", "losses/actor_loss"):
         curve = curves(run)[name]

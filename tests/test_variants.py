@@ -30,14 +30,13 @@ import ppo
 
 @dataclass
 class Args(ppo.RunArgs):
-    value_decay: float = 0.5
-    """Weight of the mean squared value."""
+    value_decay: float = 0.5  # Weight of the mean squared value.
 
 
-def loss(agent, mini, args, clip_coef):
-    loss, parts, log_ratio = ppo.ppo_loss(agent, mini, args, clip_coef)
-    square = agent.value(agent.features(mini["obs"])).square().mean()
-    return loss + args.value_decay * square, {**parts, "square": square}, log_ratio
+def loss(agent, minibatch, args, clip_coef):
+    loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
+    square = agent.value(agent.features(minibatch["obs"])).square().mean()
+    return loss + args.value_decay * square, {**terms, "square": square}, log_ratio
 
 
 train = partial(ppo.train, loss_of=loss)
@@ -139,7 +138,7 @@ def edited(tmp_path):
 OBS, BATCH = Box(-1, 1, (3,), np.float32), 50
 ACTIONS = {"discrete": Discrete(4), "continuous": Box(-2, 2, (2,), np.float32)}
 EDITS = {  # what to replace, by what
-    "nothing": ("agent = run.agent", "agent = run.agent"),
+    "nothing": ("import", "import"),
     "features": (
         "return obs if self.obs_moments is None",
         "return 2 * obs if not self.obs_moments",
@@ -188,7 +187,7 @@ def test_ppo_and_a2c_act_by_what_they_learn_once_their_policy_is_edited(edited, 
 
     agent, plain = random_agent(script, "continuous"), random_agent(ppo, "continuous")
     actions = agent.act(obs, np.random.default_rng(1))
-    z = np.random.default_rng(1).standard_normal((BATCH, 2), np.float32)
+    z = np.random.default_rng(1).standard_normal((BATCH, 2))
     log_std = agent.log_std.detach().numpy()
     expected = (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
     np.testing.assert_allclose(learned(agent, obs, actions)[0], expected, rtol=1e-4, atol=1e-4)
@@ -201,12 +200,13 @@ def test_the_bootstrap_of_ppo_and_a2c_follows_an_edited_value(edited, name, what
     script, rng, gamma = edited(name, *EDITS[what]), np.random.default_rng(2), 0.5
     agent, plain = random_agent(script, "discrete"), random_agent(ppo, "discrete")
     obs, rewards, ended = observations()[:4], rng.random(3).astype(np.float32), np.zeros(1, bool)
-    buffer = script.RolloutBuffer(3, 1, OBS)
+    buffer = script.RolloutBuffer()
     for t in range(3):
-        step = obs[t : t + 1], np.zeros(1, int), rewards[t : t + 1], ended, ended
-        buffer.add(*step, obs[t + 1 : t + 2])
-    args = script.RunArgs(gamma=gamma, gae_lambda=1.0)
-    make_batch = script.make_batch if name == "ppo" else script.rollout_batch
+        step = {"obs": obs[t : t + 1], "next_obs": obs[t + 1 : t + 2], "actions": np.zeros(1, int)}
+        step |= {"rewards": rewards[t : t + 1], "terminated": ended, "truncated": ended}
+        buffer.add(**step)
+    args = script.RunArgs(num_envs=1, gamma=gamma, gae_lambda=1.0)
+    make_batch = script.rollout_batch if name == "ppo" else script.make_batch
     batch, _ = make_batch(agent, buffer, args, np.zeros(1))
     with torch.no_grad():
         x = torch.as_tensor(2 * obs if what == "features" else obs)
@@ -220,8 +220,8 @@ def test_the_bootstrap_of_ppo_and_a2c_follows_an_edited_value(edited, name, what
 
 
 DQN_EDITS = {  # Q' = -3 Q, said where logits are made or where they become Q
-    "nothing": (1, "q_network = run.agent", "q_network = run.agent"),
-    "forward": (-3, "return self.q_head(features)", "return -3 * self.q_head(features)"),
+    "nothing": (1, "import", "import"),
+    "logits": (-3, "return self.q_head(features)", "return -3 * self.q_head(features)"),
     "q_values": (-3, "return logits.squeeze(2)", "return -3 * logits.squeeze(2)"),
 }
 
@@ -234,11 +234,11 @@ def test_dqn_acts_by_what_it_learns_once_its_network_is_edited(edited, what):
     networks = []
     for script in (edited("dqn", old, new), dqn):
         torch.manual_seed(0)
-        networks.append((script, script.QNetwork(script.RunArgs(), (3,), 4)))
+        networks.append((script, script.QNetwork(script.RunArgs(), OBS, 4)))
     (script, network), (_, plain) = networks
     obs = observations()
     with torch.no_grad():
-        q = factor * plain(torch.as_tensor(obs)).squeeze(2)
+        q = factor * plain(torch.as_tensor(obs))
     acted = network.act(obs, 0.0, np.random.default_rng(0))
     np.testing.assert_array_equal(acted, q.argmax(dim=1))
     batch = {
@@ -249,10 +249,11 @@ def test_dqn_acts_by_what_it_learns_once_its_network_is_edited(edited, what):
         "terminated": torch.zeros(BATCH - 1, dtype=torch.bool),
         "discounts": torch.ones(BATCH - 1),
     }
-    loss, _ = script.q_loss(network, network, batch, script.RunArgs(loss="mse"))
+    losses, errors, _ = script.dqn_losses(network, network, batch, script.RunArgs(loss="mse"))
     taken = q[torch.arange(BATCH - 1), batch["actions"]]
-    expected = torch.nn.functional.mse_loss(taken, q[1:].max(dim=1).values)
-    torch.testing.assert_close(loss, expected)
+    expected = taken - q[1:].max(dim=1).values
+    torch.testing.assert_close(losses, expected**2)
+    torch.testing.assert_close(errors, expected.abs())
 
 
 @pytest.mark.parametrize("factor", [1, -1])
@@ -263,7 +264,7 @@ def test_td3_acts_by_what_it_learns_once_its_policy_is_edited(edited, factor):
     script = edited("td3", "return self.actor(obs)", f"return {factor} * self.actor(obs)")
     for module in (script, td3):
         torch.manual_seed(0)
-        agents.append(module.Agent(args, 3, [-1, -1], [1, 1]))
+        agents.append(module.Agent(args, 3, -np.ones(2), np.ones(2)))
     (agent, plain), obs = agents, torch.as_tensor(observations())
     with torch.no_grad():
         actions = factor * plain.actor(obs)
@@ -290,8 +291,8 @@ CASES = [(name, {}) for name in ("ppo", "dqn", "td3")]
 CASES += [("a2c", {"optimizer": kind}) for kind in ("rmsprop_tf", "rmsprop", "adam")]
 
 
-def optimizer_of(network):
-    return network.replace("agent.", "").replace("critics", "critic") + "_optimizer"
+# what follows where gradients are zeroed, once for each network
+FOLLOWS = {"agent.critics": "    sum(losses).back", "agent.actor": "    loss.backward(inputs"}
 
 
 @pytest.mark.parametrize("name, settings", CASES)
@@ -303,20 +304,23 @@ def test_gradients_may_be_zeroed_in_every_usual_form(edited, name, settings):
     for form in FORMS.values():
         edits = []
         for network in NETWORKS[name]:
-            optimizer = "optimizer" if name != "td3" else optimizer_of(network)
-            old = f"    {optimizer}.zero_grad()"
-            edits += [old, "    " + form.format(optimizer=optimizer, network=network)]
+            old, follows = "    optimizer.zero_grad()\n", FOLLOWS.get(network, "")
+            new = "    " + form.format(optimizer="optimizer", network=network) + "\n"
+            edits += [old + follows, new + follows]
         assert hash_of_parameters(train(edited(name, *edits), **settings).agent) == weights, form
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
 @pytest.mark.parametrize("zero", ["optimizer", "network"])
 def test_gradients_may_be_clipped_as_everywhere(edited, name, zero):
-    (network,), call = NETWORKS[name], "clip_gradient(optimizer, args.max_grad_norm)"
+    (network,) = NETWORKS[name]
+    call = f"nn.utils.clip_grad_norm_({network}.parameters(), args.max_grad_norm)"
     settings = TINY[name] | dict(total_timesteps=256, max_grad_norm=0.01)
     zeroed = "optimizer.zero_grad()", f"{network if zero == 'network' else zero}.zero_grad()"
-    usual = f"nn.utils.clip_grad_norm_({network}.parameters(), args.max_grad_norm)"
-    runs = [train(edited(name, call, new, *zeroed), **settings) for new in (call, usual, "pass")]
+    norm = f"torch.stack([p.grad.norm() for p in {network}.parameters()]).norm()"
+    factor = f"factor = (args.max_grad_norm / {norm}).clamp(max=1)"
+    by_hand = f"{factor}; [p.grad.mul_(factor) for p in {network}.parameters()]"
+    runs = [train(edited(name, call, new, *zeroed), **settings) for new in (call, by_hand, "pass")]
     ours, theirs, without = (
         torch.nn.utils.parameters_to_vector(run.agent.parameters()) for run in runs
     )
@@ -326,7 +330,7 @@ def test_gradients_may_be_clipped_as_everywhere(edited, name, zero):
 
 @pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_what_the_environment_says_can_be_logged(edited, name, monkeypatch):
-    """By two lines of train."""
+    """By one line, where the environments are stepped."""
     said, step = [], HalfCheetahEnv.step
 
     def spy(self, action):
@@ -335,23 +339,17 @@ def test_what_the_environment_says_can_be_logged(edited, name, monkeypatch):
         return result
 
     monkeypatch.setattr(HalfCheetahEnv, "step", spy)
-    call = "successors = run.step(agent.to_env(actions))\n"
-    line = '            velocity = np.mean([info["x_velocity"] for info in run.infos])\n'
-    scalars_of = {
-        "ppo": (
-            '{"charts/learning_rate"',
-            '{"charts/x_velocity": velocity, "charts/learning_rate"',
-        ),
-        "td3": (
-            "end_iteration(scalars)",
-            'end_iteration(scalars | {"charts/x_velocity": velocity})',
-        ),
-    }
-    indented = line if name == "ppo" else line[4:]
-    script = edited(name, call, call + indented, *scalars_of[name])
+    call = "truncated = run.step(agent.to_env(actions))\n"
+    call = call if name == "ppo" else call.replace("truncated", "_")
+    line = 'np.mean([run.infos[i]["x_velocity"] for i in range(args.num_envs)])'
+    line = f'run.log({{"charts/x_velocity": {line}}})\n'
+    script = edited(name, call, call + " " * (4 if name == "ppo" else 8) + line)
     settings = dict(env_id="HalfCheetah-v5", num_envs=2, total_timesteps=64, log_frequency=1)
     run = train(script, **settings, **({"num_steps": 4} if name == "ppo" else {}))
     run.writer.flush()
     curve = {k: v for (tag, k), v in scalars(run.folder).items() if tag == "charts/x_velocity"}
-    steps = range(8, 65, 8) if name == "ppo" else range(2, 65, 2)
-    assert curve == {k: [pytest.approx(np.mean(said[k - 2 : k]), rel=1e-5)] for k in steps}
+    length = run.args.iteration_steps  # each point is the mean of these steps
+    assert curve == {
+        k: [pytest.approx(np.mean(said[k - length : k]), rel=1e-5)]
+        for k in range(length, 65, length)
+    }

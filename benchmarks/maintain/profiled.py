@@ -6,7 +6,7 @@ trains with algos/ppo.py and those flags. From step 5000 on it times what `train
 without the parts within it, and prints the microseconds per environment step:
 
     acting        the network's pass for the next actions
-    environments  their own step, our loop over them included
+    environments  their own steps, and gymnasium's loop over them
     buffer        storing steps and drawing minibatches
     batch         values, advantages and returns of a rollout
     update        losses, gradients and the optimizer
@@ -57,14 +57,15 @@ def profile(name: str, flags: list[str], first: int) -> dict:
     script, clock, points = importlib.import_module(name), Clock(), []
     for owner in (getattr(script, "Agent", None), getattr(script, "QNetwork", None)):
         clock.time(owner, "act", "acting")
-    for owner in (script.SyncEnvs, script.AtariEnvs):
+    for owner in (script.SyncEnvs, script.AsyncEnvs, script.AtariEnvs):
         clock.time(owner, "step", "environments")
     for owner in (getattr(script, "RolloutBuffer", None), getattr(script, "ReplayBuffer", None)):
         clock.time(owner, "add", "buffer")
         clock.time(owner, "sample", "buffer")
     for function in ("make_batch", "rollout_batch"):
         clock.time(script, function, "batch")
-    clock.time(script, "update", "update")
+    for function in ("update", "update_critics", "update_actor"):
+        clock.time(script, function, "update")
     clock.time(script.Run, "step", "plumbing")
     clock.time(script.Run, "end_iteration", "plumbing")
     end_iteration = script.Run.end_iteration

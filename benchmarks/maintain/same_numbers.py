@@ -45,12 +45,12 @@ MORE = {
     "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",
     "ppo, all its switches": "ppo --env-id Pendulum-v1 --norm-obs --norm-reward --clip-vloss"
     " --target-kl 0.01 --ent-coef 0.01 --num-minibatches 4 --activation relu --hidden-size 32"
-    " --total-timesteps 8000 --checkpoint-frequency 2500 --anneal-steps 6000",
+    " --total-timesteps 8000 --checkpoint-frequency 2500",
     "a2c, all its switches": "a2c --env-id Pendulum-v1 --norm-obs --norm-reward --optimizer adam"
     " --num-microbatches 2 --ent-coef 0.01 --total-timesteps 4000 --checkpoint-frequency 1500",
     "dqn, all its switches": "dqn --double --dueling --n-atoms 51 --v-min 0 --v-max 50 --n-step 3"
     " --total-timesteps 4000 --checkpoint-frequency 1500 --buffer-size 2000 --num-envs 4"
-    " --env-id MountainCar-v0 --anneal-steps 3000",
+    " --env-id MountainCar-v0",
     "dqn, mse": "dqn --loss mse --tau 1 --target-network-frequency 100 --total-timesteps 4000"
     " --exploration-steps 2000",
     "td3, DDPG": "td3 --env-id Pendulum-v1 --no-twin --policy-frequency 1 --policy-noise 0"

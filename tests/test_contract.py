@@ -1,0 +1,554 @@
+"""Odd environments by scripts, as short trainings: each trains, or is refused before it begins.
+
+Refused means: one line, exit status 2, no run folder. All that stands here was once wrong in this
+collection or in another.
+"""
+
+import importlib
+import json
+import math
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import environments
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SCRIPTS, Result, new_run, only_run, scalars, stopped, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SHORT = {
+    "ppo": "--num-envs 2 --num-steps 16 --num-minibatches 2 --update-epochs 2 --hidden-size 8",
+    "a2c": "--num-envs 2 --num-steps 5 --hidden-size 8",
+    "dqn": "--num-envs 2 --learning-starts 100 --batch-size 8 --hidden-sizes 8 8",
+    "td3": "--num-envs 2 --learning-starts 100 --batch-size 8 --hidden-sizes 8 8",
+}
+COMMON = "--total-timesteps 200 --eval-episodes 2 --log-frequency 20"
+DISCRETE, REAL, NONE = {"ppo", "a2c", "dqn"}, {"ppo", "a2c", "td3"}, set()
+SMALL = {  # the same for `train`
+    "ppo": dict(num_envs=2, num_steps=16, num_minibatches=2, update_epochs=2, hidden_size=8),
+    "a2c": dict(num_envs=2, hidden_size=8),
+    "dqn": dict(num_envs=2, learning_starts=100, batch_size=8, hidden_sizes=(8, 8)),
+    "td3": dict(num_envs=2, learning_starts=100, batch_size=8, hidden_sizes=(8, 8)),
+}
+BOX = {"ppo": "", "a2c": "", "dqn": "", "td3": "Box"}  # the suffix of an environment for it
+
+
+def small(name, env_id, **own):
+    """Settings of a short training of a script, in an environment of which there is a ...Box."""
+    common = dict(env_id=f"environments:{env_id}{BOX[name]}-v0", total_timesteps=200)
+    return SMALL[name] | common | dict(eval_episodes=2, log_frequency=20) | own
+
+
+@pytest.fixture(params=SCRIPTS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """command("ppo", "--seed 3", ...) runs algos/ppo.py as its command does, in this process."""
+
+    def run(name, *flags) -> Result:
+        words = [word for text in flags for word in (text.split() if text is flags[0] else [text])]
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / "algos" / f"{name}.py"), run_name="__main__")
+        except SystemExit as exit:
+            status = exit.code
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """refused("ppo", "--gamma 2") is the one line with which it is refused."""
+
+    def run(name, *flags) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        result = command(name, *flags)
+        assert result.status == 2 and result.err.count("\n") == 1 and result.out == "", result.err
+        assert sorted(tmp_path.rglob("*")) == before
+        return result.err
+
+    return run
+
+
+SPACES = {  # the scripts that train; of the line with which the others refuse, a word
+    **dict.fromkeys(["Int8", "Int32", "UInt8", "Int32Start", "Start"], (DISCRETE, "Discrete")),
+    **dict.fromkeys(["Float16", "Float64", "Matrix", "LargeFloat16"], (REAL, "Box")),
+    **dict.fromkeys(["Lopsided", "Scalar"], (REAL, "Box")),
+    "WholeNumbers": (NONE, "int64"),
+    **dict.fromkeys(["Several", "SeveralInt32", "SeveralInt8"], (NONE, "MultiDiscrete")),
+    **dict.fromkeys(["Parts", "PartsStart", "Mixture"], (NONE, "Tuple")),
+    "Switches": (NONE, "MultiBinary"),
+    "HalfOpen": ({"ppo", "a2c"}, "actions? (must|needs)"),
+    "Mixed": (DISCRETE, "Discrete"),
+    **dict.fromkeys(["StackedColour", "StackedGrey", "Grey", "GreyLast"], (DISCRETE, "Discrete")),
+    **dict.fromkeys(["ColourFirst", "Number", "Bits", "Both"], (DISCRETE, "Discrete")),
+    "Grid": (NONE, "too small|Discrete"),
+    "Strip": (NONE, "too small|Discrete"),
+    **dict.fromkeys(["Empty", "EmptyParts", "EmptyPicture"], (NONE, "empty")),
+    "Sentence": (NONE, "no fixed size"),
+}
+
+
+@pytest.mark.parametrize("env", SPACES)
+def test_spaces_are_as_declared_or_refused(command, refused, tmp_path, env, name):
+    trains, message = SPACES[env]
+    flags = f"--env-id environments:{env}-v0 {COMMON} {SHORT[name]}"
+    if name not in trains:
+        assert re.search(message, refused(name, flags))
+        return
+    steps = 120 if env in environments.FILMS else 200
+    result = command(name, flags, "--total-timesteps", steps)
+    assert result.status == 0, result.err
+    assert json.loads((only_run(tmp_path) / "result.json").read_text())["steps"] == steps
+
+
+@pytest.mark.parametrize("env", "Several SeveralInt32 SeveralInt8 Parts PartsStart".split())
+@pytest.mark.parametrize("flags", ["", "--autoregressive"])
+def test_several_actions_at_once_are_as_declared(command, env, flags):
+    flags = f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']} {flags}"
+    result = command("ppo_multidiscrete", flags)
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize("env", ["Mixture", "Switches", "Int8", "Float16", "Empty", "Grid"])
+def test_other_actions_than_several_are_refused(refused, env):
+    refused("ppo_multidiscrete", f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']}")
+
+
+PPO_VARIANTS = ["ppo_lstm", "ppo_rnd", "ppo_network --batch-norm", "ppo_seeds --num-seeds 2"]
+DQN_VARIANTS = ["dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
+
+
+@pytest.mark.parametrize("kwargs", ["Int32Start", "UInt8", "Chatty", "Ending nan", "Ending inf"])
+@pytest.mark.parametrize("variant", PPO_VARIANTS + DQN_VARIANTS)
+def test_variants_train_where_their_parents_do(command, variant, kwargs):
+    (name, *flags), (env, *last) = variant.split(), kwargs.split()
+    words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
+    more = ["--env-kwargs", json.dumps({"last": float(*last)})] if last else []
+    result = command(name, " ".join(words), *more)
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize("env", ["Float16", "Float64", "Lopsided"])
+@pytest.mark.parametrize("variant", PPO_VARIANTS)
+def test_variants_of_ppo_take_real_actions(command, variant, env):
+    name, *flags = variant.split()
+    words = [f"--env-id environments:{env}-v0", COMMON, SHORT["ppo"], *flags]
+    result = command(name, " ".join(words))
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize("env", ["Several", "Empty", "Grid"])
+@pytest.mark.parametrize("variant", PPO_VARIANTS + DQN_VARIANTS)
+def test_variants_refuse_what_their_parents_do(refused, variant, env):
+    name, *flags = variant.split()
+    words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
+    refused(name, " ".join(words))
+
+
+@pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask"])
+def test_a_last_rollout_of_one_step_trains_in_variants(command, variant):
+    name, *flags = variant.split()
+    env = {"ppo_mask": "tasks:InvalidActions", "ppo_multidiscrete": "environments:Several"}
+    words = [f"--env-id {env.get(name, 'environments:Ending')}-v0", COMMON, *flags]
+    minibatches = 1 if name == "ppo_lstm" else 4  # it takes whole environments
+    shape = f"--num-envs 1 --total-timesteps 33 --num-steps 16 --num-minibatches {minibatches}"
+    result = command(name, " ".join(words), *shape.split())
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_train_can_read_every_info(name, asynchronous):
+    module, said = importlib.import_module(name), []
+    run = new_run(module, **small(name, "Chatty", async_envs=asynchronous))
+    step = run.step
+
+    def spy(actions):
+        before, result = run.infos, step(actions)
+        ended = result[2] | result[3]
+        said.append((before, run.infos, ended))
+        return result
+
+    run.step = spy
+    module.train(run.args, run)
+    run.envs.close()
+    assert len(said) == 100 and sum(ended.sum() for *_, ended in said) == 40  # of five steps each
+    for t, (before, after, ended) in enumerate(said):
+        for i in range(2):
+            assert before[i]["time"] == t % 5  # of the reset in the first step and after each end
+            info = after[i]["final_info"] if ended[i] else after[i]
+            assert info["time"] == t % 5 + 1 and info["final_obs"] == "another"
+            assert (
+                info["nested"]
+                == [None, {"goal": None}, {"goal": [1, "two"], "n": {"x": 1}}][(t % 5 + 1) % 3]
+            )
+            assert isinstance(info["ragged"], np.ndarray) and 1 <= len(info["ragged"]) < 6
+
+
+ENDS = {"ppo": [{}, {"norm_obs": True, "norm_reward": True}], "td3": [{}, {"twin": False}]}
+ENDS["a2c"], c51 = ENDS["ppo"], dict(n_atoms=11, v_min=0, v_max=5)
+ENDS["dqn"] = [{}, {"double": True, "n_step": 1}, c51, c51 | {"double": True, "dueling": True}]
+
+
+@pytest.mark.parametrize("name, own", [(name, own) for name, each in ENDS.items() for own in each])
+def test_what_follows_the_end_of_the_task_does_not_count(name, own):
+    module, hashes = importlib.import_module(name), set()
+    for last in (1, "nan", "inf", "-inf"):
+        kwargs = json.dumps({"last": float(last)})
+        run = train(module, **small(name, "Ending", env_kwargs=kwargs, **own))
+        assert all(np.isfinite(array).all() for array in run.arrays().values())
+        hashes.add(run.hash())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reward_may_have_an_axis(name, asynchronous):
+    own = small(name, "Loose", num_envs=3, total_timesteps=150, async_envs=asynchronous)
+    run = train(importlib.import_module(name), **own)
+    run.envs.close()
+    assert run.returns.shape == (3,) and run.step_count == 150
+
+
+def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command, name):
+    flags = f"--env-id environments:NoReward{BOX[name]}-v0 {COMMON} {SHORT[name]}"
+    with pytest.raises(FloatingPointError, match="reward not finite at step 40") as error:
+        command(name, flags)
+    assert error.value.__notes__[0].startswith("to resume: python ")
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, torch.tensor])
+def test_an_own_scalar_that_is_not_a_number_is_left_out(name, kind):
+    """A success rate, for example, before the first episode has ended."""
+    module = importlib.import_module(name)
+    plain = train(module, **small(name, "Ending"))
+    run = new_run(module, **small(name, "Ending"))
+    end_iteration, rates = run.end_iteration, iter([float("nan")] * 3 + [0.25] * 1000)
+    run.end_iteration = lambda scalars: end_iteration(scalars | {"charts/rate": kind(next(rates))})
+    module.train(run.args, run)
+    run.writer.flush()
+    assert run.hash() == plain.hash()
+    points = [value for (tag, _), (value,) in scalars(run.folder).items() if tag == "charts/rate"]
+    assert points and set(points) == {0.25}
+
+
+def test_stacked_colour_and_grey_go_through_the_convolutions():
+    import ppo
+
+    found = {}
+    for env in environments.FILMS.keys() - {"Grid", "Strip"}:
+        envs = ppo.make_envs(ppo.RunArgs(env_id=f"environments:{env}-v0", torch_threads=1), 1)
+        obs, _ = envs.reset(seed=[0])
+        agent = ppo.make_agent(ppo.Args(), envs.single_observation_space, environments.THREE)
+        found[env] = agent.trunk[0].weight.shape[1]
+        assert obs.shape[1:] == envs.single_observation_space.shape and obs.dtype == np.uint8
+    channels = {"StackedColour": 12, "StackedGrey": 4, "Grey": 1, "GreyLast": 1, "ColourFirst": 3}
+    assert found == channels
+    image = np.arange(2 * 5 * 7 * 3).reshape(2, 5, 7, 3)
+    for stack, channel in ((0, 0), (1, 2)):
+        plane = ppo.channels_first(image)[3 * stack + channel]
+        np.testing.assert_array_equal(plane, image[stack, :, :, channel])
+
+
+def test_the_recipe_for_frame_stacking_works_on_pictures(script, tmp_path, monkeypatch):
+    source = (ROOT / "algos" / "ppo.py").read_text()
+    line = "    env = gym.make(env_id, **keywords)\n"
+    assert source.count(line) == 1
+    stack = "    env = gym.wrappers.FrameStackObservation(env, 4)\n"
+    (tmp_path / "stacked.py").write_text(source.replace(line, line + stack))
+    flags = "--env-id environments:ShortCarRacing-v0 --total-timesteps 16 --eval-episodes 1".split()
+    script(tmp_path / "stacked", *flags, "--num-envs", 1, "--num-steps", 16, "--update-epochs", 1)
+    with np.load(only_run(tmp_path) / "weights.npz") as weights:
+        assert weights["trunk.0.weight"].shape == (32, 12, 8, 8)
+
+
+@pytest.mark.parametrize("name", sorted(DISCRETE))
+def test_pictures_of_0_and_1_are_not_divided_by_255(name):
+    module, hashes = importlib.import_module(name), set()
+    own = small(name, "") | dict(env_id="environments:Film-v0", total_timesteps=120)
+    for high in (1, 255):
+        kwargs = json.dumps({"shape": [40, 36, 1], "high": high})
+        hashes.add(train(module, **own, env_kwargs=kwargs).hash())
+    assert len(hashes) == 1
+
+
+def test_an_environment_may_write_every_observation_into_one_array(name):
+    module, hashes = importlib.import_module(name), set()
+    for anew, asynchronous in ((False, False), (True, False), (False, True)):
+        kwargs = json.dumps({"anew": anew})
+        run = train(module, **small(name, "Reused", env_kwargs=kwargs, async_envs=asynchronous))
+        run.envs.close()
+        hashes.add(run.hash())
+    assert len(hashes) == 1
+
+
+def test_what_cannot_be_filmed_is_refused(refused, name):
+    env_id = f"environments:Reused{BOX[name]}-v0"
+    message = refused(name, f"--env-id {env_id} --capture-video {SHORT[name]}")
+    assert "render" in message or "picture" in message
+
+
+ARGUMENTS = {
+    "unknown": ('{"speed": 3}', "speed"),
+    "no JSON": ("{length: 3}", "environment"),
+    "a list": ("[3]", "JSON object"),
+    "a number": ("3", "JSON object"),
+    "nothing": ("", "environment"),
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_arguments_that_the_environment_does_not_take_are_refused(refused, kind, name):
+    kwargs, message = ARGUMENTS[kind]
+    env_id = f"environments:Ending{BOX[name]}-v0"
+    assert message in refused(name, f"--env-id {env_id} {SHORT[name]}", "--env-kwargs", kwargs)
+
+
+def test_arguments_of_an_environment_are_kept(command, name):
+    """By args.json, --resume and --evaluate; a config has them as a table."""
+    module, kwargs = importlib.import_module(name), '{"length": 3}'
+    own = small(name, "Ending", checkpoint_frequency=64)
+    run = stopped(new_run(module, **own, env_kwargs=kwargs), module.train, after=100)
+    saved = json.loads((run.folder / "args.json").read_text())
+    assert json.loads(saved["args"]["env_kwargs"]) == {"length": 3}
+    result = command(name, "--resume", run.folder)
+    assert result.status == 0, result.err
+    whole = train(module, **own, env_kwargs=kwargs)
+    assert result.hash == whole.hash() != train(module, **own).hash()
+    evaluated = command(name, "--evaluate", run.folder)
+    assert result.line("evaluation") == evaluated.line("evaluation") == "return 3.0 +- 0.0"
+
+    Path("own.toml").write_text(f"[{name}]\nenv_kwargs = {{ length = 4 }}\n")
+    flags = f"--config own.toml --env-id {own['env_id']} {COMMON} {SHORT[name]}"
+    result = command(name, flags)
+    assert result.line("evaluation") == "return 4.0 +- 0.0"
+    about = json.loads(Path(result.line("run folder"), "args.json").read_text())
+    assert json.loads(about["args"]["env_kwargs"]) == {"length": 4}
+    typed = command(name, flags, "--env-kwargs", kwargs)
+    assert typed.line("evaluation") == "return 3.0 +- 0.0"
+
+
+@pytest.mark.parametrize("flag", ["--episodic-life", "--sticky-actions 0.25", "--bf16"])
+def test_flags_that_cannot_apply_are_refused(refused, flag, name):
+    env_id = f"environments:Ending{BOX[name]}-v0"
+    if flag == "--bf16" and name == "td3":
+        pytest.skip("td3 has no such flag")
+    words = flag.split()[0].strip("-").replace("-", "_")
+    assert words in refused(name, f"--env-id {env_id} {flag} {SHORT[name]}")
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize("own", [{}, {"norm_reward": True, "norm_obs": True}])
+def test_a_last_rollout_of_one_step_trains(name, own):
+    module = importlib.import_module(name)
+    settings = SMALL[name] | dict(num_envs=1, total_timesteps=33, num_steps=16, **own)
+    if name == "ppo":
+        settings["num_minibatches"] = 4
+    run = train(module, **settings)
+    assert run.step_count == 33
+    assert all(np.isfinite(array).all() for array in run.arrays().values())
+    settings["checkpoint_frequency"] = 32
+    whole = train(module, **settings).hash()
+    cut = stopped(new_run(module, **settings), module.train, after=31)
+    assert train(module, **settings, resume=str(cut.folder)).hash() == whole
+
+
+# Environments in processes of their own.
+
+CLASSIC = {"ppo": "CartPole-v1", "a2c": "CartPole-v1", "dqn": "CartPole-v1", "td3": "Pendulum-v1"}
+
+
+def test_async_envs_give_the_same_run_and_resume_exactly(name):
+    module = importlib.import_module(name)
+    own = small(name, "") | dict(env_id=CLASSIC[name], checkpoint_frequency=64, num_envs=4)
+    own |= dict(total_timesteps=320, eval_frequency=100)
+    plain = train(module, **own).hash()
+    run = train(module, **own, async_envs=True)
+    run.envs.close()
+    assert run.hash() == plain
+    cut = stopped(new_run(module, **own, async_envs=True), module.train, after=200)
+    cut.envs.close()
+    assert torch.load(cut.folder / "checkpoint.pt", weights_only=True)["step"] in (160, 192, 256)
+    run = train(module, **own, async_envs=True, resume=str(cut.folder))
+    run.envs.close()
+    assert run.hash() == plain
+
+
+def test_async_envs_are_not_for_atari(refused, name):
+    if name != "td3":
+        assert "async_envs" in refused(name, f"--env-id ALE/Pong-v5 --async-envs {SHORT[name]}")
+
+
+def start(tmp_path, name, *flags):
+    """The command as a process in a session of its own."""
+    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
+    with open(tmp_path / "err", "w") as err:
+        return subprocess.Popen(
+            list(map(str, command)), cwd=tmp_path, stderr=err, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def processes(session: int) -> list:
+    """Command lines of those of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(its_session) == session and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path, end):
+    flags = (
+        "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --total-timesteps 3000000"
+    )
+    kwargs = '{"last": 0, "seconds": 0.002}'
+    process = start(tmp_path, "ppo", *flags.split(), "--env-kwargs", kwargs)
+    deadline = time.monotonic() + 60
+    while len(processes(process.pid)) < 4:
+        assert process.poll() is None and time.monotonic() < deadline, (
+            tmp_path / "err"
+        ).read_text()
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(end)
+    process.wait(20)
+    deadline = time.monotonic() + 10
+    while left := processes(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    if end == signal.SIGINT:  # nothing of the environments
+        lines = [
+            x for x in (tmp_path / "err").read_text().splitlines() if x and " steps/s" not in x
+        ]
+        assert process.returncode == 130 and len(lines) == 1 and "to resume: " in lines[0], lines
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_dead_environment_ends_the_run_with_its_error(tmp_path, kill):
+    flags = f"--env-id environments:Failing-v0 --async-envs {COMMON} {SHORT['ppo']}".split()
+    kwargs = json.dumps({"kill": kill, "last": 40})
+    process = start(tmp_path, "ppo", *flags, "--env-kwargs", kwargs)
+    assert process.wait(60) == 1
+    error = (tmp_path / "err").read_text()
+    assert ("EOFError" if kill else "RuntimeError: the simulator gave up") in error
+    assert error.strip().splitlines()[-1].startswith("to resume: python ")
+    assert not processes(process.pid)
+
+
+@pytest.mark.slow
+def test_async_envs_step_slow_environments_at_the_same_time(name):
+    """They sleep, so this holds on a single core, too."""
+    module, seconds = importlib.import_module(name), {}
+    kwargs = json.dumps({"last": 0, "seconds": 0.005})
+    own = small(name, "Failing", env_kwargs=kwargs, num_envs=8, total_timesteps=1600)
+    if "learning_starts" in own:  # an update to each step would take longer than the step
+        own["learning_starts"] = 1600
+    for asynchronous in (False, True):
+        run = new_run(module, **own, async_envs=asynchronous)
+        started = time.perf_counter()
+        module.train(run.args, run)
+        seconds[asynchronous] = time.perf_counter() - started
+        run.envs.close()
+    assert seconds[False] > 4 * seconds[True], seconds
+
+
+# Environments that are batched by themselves.
+
+
+def test_a_natively_batched_environment_trains_and_resumes(name, monkeypatch, capsys):
+    module = importlib.import_module(name)
+    space = environments.ONE if name == "td3" else environments.THREE
+
+    def make_envs(args, num_envs, training=True, **keywords):
+        return environments.Batch(num_envs, space)
+
+    def make_run(number):
+        own = dict(num_envs=32, total_timesteps=640, checkpoint_frequency=256, exp_name=number)
+        own |= {"train_frequency": 64, "buffer_size": 320} if name == "dqn" else {}
+        own |= {"num_steps": 4} if "num_steps" in SMALL[name] else {}
+        args = module.RunArgs(**SMALL[name] | own)
+        return module.Run(name, args, module.make_agent, module.evaluation_policy, make_envs)
+
+    whole, cut = make_run("whole"), stopped(make_run("cut"), module.train, after=300)
+    module.train(whole.args, whole)
+    whole.writer.flush()
+    tags = {tag for tag, _ in scalars(whole.folder)}
+    assert {"charts/episodic_return", "charts/episodic_length"} <= tags
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--resume", str(cut.folder)])
+    parts = module.make_agent, module.train, module.evaluation_policy
+    module.main(name, module.RunArgs, *parts, make_envs)
+    result = Result(0, capsys.readouterr().out, "")
+    assert result.hash == whole.hash() and "return " in result.line("evaluation")
+
+
+# Tiny trainings of every shape.
+
+FEW = st.integers(1, 6)
+SHAPES = {
+    "ppo": dict(num_steps=FEW, num_minibatches=FEW, update_epochs=st.integers(1, 2)),
+    "a2c": dict(num_steps=FEW, num_microbatches=FEW),
+    "dqn": dict(
+        learning_starts=st.integers(0, 30), buffer_size=st.integers(1, 24), batch_size=FEW,
+        train_frequency=st.integers(1, 12), gradient_steps=st.integers(1, 2), n_step=FEW,
+        target_network_frequency=FEW, n_atoms=st.sampled_from([1, 2, 5]),
+    ),
+    "td3": dict(
+        learning_starts=st.integers(0, 30), buffer_size=st.integers(1, 24), batch_size=FEW,
+        policy_frequency=st.integers(1, 3),
+    ),
+}  # fmt: skip
+SHAPE = dict(
+    num_envs=st.integers(1, 5), total_timesteps=st.integers(1, 40),
+    checkpoint_frequency=st.integers(1, 50), log_frequency=st.integers(1, 30),
+    eval_frequency=st.integers(0, 30),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_training_of_any_shape_runs_to_its_end_or_is_refused_before(name):
+    module, own = importlib.import_module(name), small(name, "Ending")
+    ran = []
+
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @given(shape=st.fixed_dictionaries(SHAPE | SHAPES[name]), divides=st.integers(0, 3))
+    def try_one(shape, divides):
+        if divides:  # else most would be refused
+            for size in {"total_timesteps", "train_frequency", "buffer_size"} & shape.keys():
+                shape[size] = -(-shape[size] // shape["num_envs"]) * shape["num_envs"]
+            for size in {"num_minibatches", "num_microbatches"} & shape.keys():
+                shape[size] = math.gcd(shape[size], shape["num_envs"] * shape["num_steps"])
+        args = module.RunArgs(**own | shape | {"eval_episodes": 1, "exp_name": str(time.time_ns())})
+        try:
+            args.check()
+        except SystemExit as exit:
+            assert exit.code == 2
+            return
+        run = module.Run(name, args, module.make_agent, module.evaluation_policy)
+        module.train(run.args, run)
+        run.finish()
+        assert run.step_count == args.total_timesteps
+        assert all(np.isfinite(array).all() for array in run.arrays().values())
+        ran.append(shape)
+
+    try_one()
+    assert len(ran) > 10

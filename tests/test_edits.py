@@ -1,0 +1,534 @@
+"""What a reader edits is what runs: edits of copies of the four scripts, and their effects.
+
+An edit is a text that occurs once in a script, and what a reader would put in its place.
+"""
+
+import math
+import re
+import sys
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, SCRIPTS, new_run, scalars, stopped
+
+ACTOR_CRITIC = ["a2c", "ppo"]
+SMALL = {"learning_starts": 100, "batch_size": 32}
+SETTINGS = {
+    "ppo": {"total_timesteps": 512},
+    "a2c": {"total_timesteps": 400, "optimizer": "adam"},
+    "dqn": {"total_timesteps": 400} | SMALL,
+    "td3": {"total_timesteps": 240, "env_id": "Pendulum-v1", "hidden_sizes": (32, 32)} | SMALL,
+}
+# of each script the line that makes the network which acts, its name and what its sizes are called
+MLPS = "self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)"
+TRUNK = "self.trunk = nn.Sequential(nn.Linear(*obs_space.shape, num_features), nn.ReLU())"
+ACTOR = "self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())"
+NETWORKS = {
+    "ppo": (MLPS, "actor", "*input_shape", "num_outputs"),
+    "a2c": (MLPS, "actor", "*input_shape", "num_outputs"),
+    "dqn": (TRUNK, "trunk", "*obs_space.shape", "num_features"),
+    "td3": (ACTOR, "actor", "obs_dim", "self.action_dim"),
+}
+ADAMS = {
+    "ppo": "torch.optim.Adam(agent.parameters(), **settings)",
+    "a2c": "torch.optim.Adam(agent.parameters(), **settings)",
+    "dqn": "torch.optim.Adam(q_network.parameters(), **settings)",
+    "td3": "torch.optim.Adam(critics.parameters(), lr=rate, fused=True)",
+}
+LOOP = "while step < args.total_timesteps:\n"
+OWN_MODULE = '''class Own(nn.Module):
+    """No nn.Sequential in it, a parameter that is no layer's, and a shortcut."""
+
+    def __init__(self, num_inputs, num_outputs):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(num_inputs))
+        self.wide, self.narrow = nn.Linear(num_inputs, 32), nn.Linear(32, num_outputs)
+        self.shortcut = nn.Linear(num_inputs, num_outputs)
+
+    def forward(self, obs):
+        x = torch.sin(self.scale * obs)
+        return self.narrow(self.wide(x).relu()) + self.shortcut(x)
+
+
+'''
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """edited("ppo", (before, after), ...): a copy of algos/ppo.py with these edits, as a module."""
+
+    def edit(script, *edits):
+        source = (ROOT / "algos" / f"{script}.py").read_text()
+        for before, after in edits:
+            assert source.count(before) == 1, (source.count(before), before)
+            source = source.replace(before, after)
+        module = types.ModuleType(f"edited_{script}")
+        module.__file__ = str(tmp_path / f"{module.__name__}.py")
+        (tmp_path / f"{module.__name__}.py").write_text(source)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
+        return module
+
+    return edit
+
+
+def begun(module, **settings):
+    """A run of an edited script that has not trained yet, with its first arrays."""
+    own = SETTINGS[module.__name__.removeprefix("edited_")] | {"eval_episodes": 2}
+    run = new_run(module, **own | settings)
+    run.module, run.first = module, {k: v.copy() for k, v in run.arrays().items()}
+    return run
+
+
+def finished(run):
+    run.module.train(run.args, run)
+    run.finish()
+    return run
+
+
+def trained(module, **settings):
+    return finished(begun(module, **settings))
+
+
+def moved(run, part="") -> dict:
+    """Of the arrays in weights.npz that have `part` in their names, whether training moved them."""
+    now = {name: array for name, array in run.arrays().items() if name not in run.bounds}
+    return {k: not np.array_equal(now[k], run.first[k]) for k in now if part in k}
+
+
+def change_network(script, code):
+    """An edit that does something more with the network that acts, which `NET` stands for."""
+    line, name, _, _ = NETWORKS[script]
+    return line, f"{line}; {code.replace('NET', f'self.{name}')}"
+
+
+def replace_network(script, code):
+    """An edit that puts another network in its place; IN and OUT stand for its sizes."""
+    line, name, num_inputs, num_outputs = NETWORKS[script]
+    code = code.replace("IN", num_inputs).replace("OUT", num_outputs)
+    code = f"nn.Sequential({code}, nn.Tanh())" if script == "td3" else code
+    return line, f"{line}; self.{name} = {code}"
+
+
+def network(run):
+    return getattr(run.agent, NETWORKS[run.name.removeprefix("edited_")][1])
+
+
+def watch(layer) -> list:
+    """A list to which each call adds: whether it trains, whether gradients flow, input, output."""
+    calls = []
+
+    def hook(called, inputs, output):
+        if called is layer:  # the target networks copy the hook, too
+            calls.append((layer.training, torch.is_grad_enabled(), inputs[0], output))
+
+    layer.register_forward_hook(hook)
+    return calls
+
+
+def assert_acts_in_one_mode_and_learns_in_the_other(calls):
+    modes = {(trains, gradients) for trains, gradients, *_ in calls}
+    assert modes == {(False, False), (True, True)}
+
+
+def assert_evaluations_repeat(run):
+    """Two of them are alike, and so is one of the agent that the folder holds."""
+    run.agent.train()
+    returns = run.evaluate()
+    assert np.array_equal(run.evaluate(), returns)
+    module, flags = run.module, ["--evaluate", str(run.folder)]
+    args = module.parse_args(run.name, module.RunArgs, flags)
+    loaded = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    assert loaded.hash() == run.hash()
+    assert np.array_equal(loaded.evaluate(), returns)
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_another_sequential(script, edited):
+    code = "nn.Sequential(nn.Linear(IN, 32), nn.LayerNorm(32), nn.SiLU(), nn.Linear(32, OUT))"
+    run = trained(edited(script, replace_network(script, code)))
+    assert len(moved(run, NETWORKS[script][1])) == 6
+    assert all(moved(run).values()), moved(run)
+    # what acts is what weights.npz holds, worked out without the module
+    arrays = [torch.as_tensor(run.arrays()[k]) for k in moved(run, NETWORKS[script][1])]
+    x = torch.randn(5, arrays[0].shape[1])
+    hidden = F.silu(F.layer_norm(F.linear(x, *arrays[:2]), (32,), *arrays[2:4]))
+    outputs = F.linear(hidden, *arrays[4:])
+    torch.testing.assert_close(network(run)(x), outputs.tanh() if script == "td3" else outputs)
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_module_of_ones_own(script, edited):
+    of_agent = "class QNetwork(nn.Module):" if script == "dqn" else "class Agent(nn.Module):"
+    own = of_agent, OWN_MODULE + of_agent
+    run = begun(edited(script, own, replace_network(script, "Own(IN, OUT)")))
+    (layer,) = (m for m in run.agent.modules() if type(m).__name__ == "Own")
+    calls = watch(layer)
+    finished(run)
+    assert all(moved(run).values()), moved(run)
+    assert_acts_in_one_mode_and_learns_in_the_other(calls)
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_hook_is_called_whenever_it_acts_or_learns(script, edited):
+    hook = f"""    run.calls = []
+    for module in (run.agent, run.agent.{NETWORKS[script][1]}):
+        module.register_forward_hook(lambda m, x, y: run.calls.append((m is run.agent, len(y))))
+    step = run.start("""
+    run = begun(edited(script, ("    step = run.start(", hook)))
+    args = run.args
+    if script == "dqn":
+        args.start_e = args.end_e = 0.0
+    run.module.train(args, run)
+    acting = (args.total_timesteps - getattr(args, "learning_starts", 0)) // args.num_envs
+    calls = Counter(run.calls)
+    assert calls[True, args.num_envs] == calls[False, args.num_envs] == acting
+    assert sum(n for (whole, rows), n in calls.items() if not whole and rows > args.num_envs) > 9
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_dropout_is_for_learning_alone(script, edited):
+    run = begun(edited(script, change_network(script, "NET.insert(2, nn.Dropout(0.5))")))
+    calls = watch(network(run)[2])
+    finished(run)
+    assert_acts_in_one_mode_and_learns_in_the_other(calls)
+    for trains, _, features, output in calls:
+        if trains:
+            kept = output != 0
+            assert output[kept].equal(2 * features[kept])
+        else:
+            assert output.equal(features)
+    shares = [(output[features != 0] == 0).float().mean() for t, _, features, output in calls if t]
+    assert 0.4 < np.mean(shares) < 0.6
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_with_dropout_resumes(script, edited):
+    module = edited(script, change_network(script, "NET.insert(2, nn.Dropout(0.5))"))
+    settings = {"checkpoint_frequency": 256 if script == "ppo" else 160}
+    whole = trained(module, **settings)
+    run = stopped(begun(module, **settings), module.train, after=200)
+    torch.rand(3)  # what dropout draws from goes on where it was
+    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
+    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    module.train(resumed.args, resumed)
+    assert resumed.hash() == whole.hash() != run.hash()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_batch_norm(script, edited):
+    code = "NET.insert(1, nn.BatchNorm1d(NET[0].out_features))"
+    run = begun(edited(script, change_network(script, code)))
+    layer = network(run)[1]
+    calls = watch(layer)
+    finished(run)
+    assert all(moved(run).values()), moved(run)
+    # its statistics are those of the minibatches alone
+    batches = [features for trains, _, features, _ in calls if trains]
+    assert layer.num_batches_tracked == len(batches) > 9
+    mean = torch.zeros(layer.num_features)
+    for features in batches:
+        mean += 0.1 * (features.mean(dim=0) - mean)
+    torch.testing.assert_close(layer.running_mean, mean, rtol=1e-4, atol=1e-5)
+    if script in ("dqn", "td3"):  # the target network's are those of the online network
+        target = getattr(run.parts["target"], NETWORKS[script][1])[1]
+        assert target.running_mean.equal(layer.running_mean)
+        assert target.running_var.equal(layer.running_var)
+        assert not target.training
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_spectral_norm(script, edited):
+    code = "NET[0] = nn.utils.parametrizations.spectral_norm(NET[0])"
+    run = trained(edited(script, change_network(script, code)))
+    assert all(moved(run, "original").values()), moved(run)
+    layer = network(run)[0].eval()
+    original, norm = layer.parametrizations.weight.original, layer.parametrizations.weight[0]
+    torch.testing.assert_close(layer.weight, original / (norm._u @ original @ norm._v))
+    assert 0.95 < torch.linalg.matrix_norm(layer.weight, 2) < 1.15  # a power iteration a call
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", ACTOR_CRITIC)  # torch cannot deepcopy a pruned layer
+def test_pruned_weights(script, edited):
+    code = "nn.utils.prune.random_unstructured(NET[2], 'weight', 0.5)"
+    imported = "import torch\n", "import torch\nimport torch.nn.utils.prune\n"
+    run = begun(edited(script, imported, change_network(script, code)))
+    layer = network(run)[2]
+    mask, weight = layer.weight_mask.clone(), layer.weight_orig.detach().clone()
+    finished(run)
+    assert mask.sum() == mask.numel() / 2 and layer.weight_mask.equal(mask)
+    assert (layer.weight_orig != weight).equal(mask.bool())
+    calls = watch(layer)
+    run.evaluate()
+    for _, _, features, output in calls:
+        expected = F.linear(features, layer.weight_orig * mask, layer.bias)
+        torch.testing.assert_close(output, expected)
+    assert_evaluations_repeat(run)
+
+
+# --- optimizers and losses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_group_of_an_optimizer_keeps_its_own_rate(script, edited):
+    agent = "q_network" if script == "dqn" else "agent"
+    names = {"dqn": ("q_head", "trunk"), "td3": ("critics.0", "critics.1")}
+    quick, slow = names.get(script, ("actor", "critic"))
+    adamw = f"""torch.optim.AdamW([
+        {{"params": {agent}.get_submodule("{quick}").parameters()}},
+        {{"params": {agent}.get_submodule("{slow}").parameters(), "lr": RATE}},
+    ], lr=args.learning_rate, weight_decay=0.1)"""
+
+    run = trained(edited(script, (ADAMS[script], adamw.replace("RATE", "0.0"))))
+    assert all(moved(run, quick).values()) and not any(moved(run, slow).values()), moved(run)
+
+    run = trained(edited(script, (ADAMS[script], adamw.replace("RATE", "args.learning_rate / 10"))))
+    assert all(moved(run, quick).values()) and all(moved(run, slow).values()), moved(run)
+    optimizer = run.parts["critic_optimizer" if script == "td3" else "optimizer"]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates[0] == pytest.approx(10 * rates[1])
+    shares = {"ppo": 0.5, "a2c": 0.1, "dqn": 0.02, "td3": 1.0}  # left before the last update
+    assert rates[0] == pytest.approx(run.args.learning_rate * shares[script])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sgd_takes_steps_as_long_as_the_clipped_gradient(script, edited, monkeypatch):
+    sgd = re.sub(r"Adam\((\S+),.*", r"SGD(\1, lr=0.5)", ADAMS[script])
+    edits = [(ADAMS[script], sgd)]
+    if script == "td3":  # which does not clip
+        clipping = "nn.utils.clip_grad_norm_(agent.critics.parameters(), 1e-3)"
+        edits.append(("sum(losses).backward()", f"sum(losses).backward(); {clipping}"))
+    settings = {} if script == "td3" else {"max_grad_norm": 1e-3, "anneal_lr": False}
+    run = begun(edited(script, *edits), **settings)
+    optimizer_steps = []
+    torch_step = torch.optim.SGD.step
+
+    def step(optimizer, *args):
+        before = [p.detach().clone() for g in optimizer.param_groups for p in g["params"]]
+        torch_step(optimizer, *args)
+        after = [p.detach() for g in optimizer.param_groups for p in g["params"]]
+        squares = [(a - b).double().pow(2).sum() for a, b in zip(after, before, strict=True)]
+        optimizer_steps.append(math.sqrt(sum(squares)))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    run.module.train(run.args, run)
+    # the gradients are larger than their bound, so each step is as long as it may be
+    assert len(optimizer_steps) > 9
+    assert np.allclose(optimizer_steps, 0.5e-3, rtol=0.02), optimizer_steps
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_term_added_to_the_loss(script, edited):
+    before, penalised = {
+        "ppo": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
+        "a2c": ("loss = policy_loss + args.vf_coef * value_loss\n", "agent"),
+        "dqn": ("loss = losses.mean()\n", "q_network"),
+        "td3": ("sum(losses).backward()\n", "agent.critics"),
+    }[script]
+    penalty = f"1e3 * sum(p.pow(2).sum() for p in {penalised}.parameters())"
+    after = before.replace("\n", f" + {penalty}\n")
+    if script == "td3":
+        after = f"(sum(losses) + {penalty}).backward()\n"
+    run, plain = trained(edited(script, (before, after))), trained(edited(script))
+    part = "critics" if script == "td3" else "weight"
+    sizes = [sum(np.square(r.arrays()[k]).sum() for k in moved(r, part)) for r in (run, plain)]
+    assert sizes[0] < 0.97 * sizes[1], sizes
+
+
+@pytest.mark.parametrize(
+    "script, name, value",
+    [
+        ("ppo", "ent_coef", 0.02),
+        ("a2c", "ent_coef", 0.02),
+        ("dqn", "tau", 0.5),
+        ("td3", "tau", 0.5),
+    ],
+)
+def test_a_coefficient_that_is_set_in_the_loop(script, name, value, edited):
+    constant = LOOP, LOOP + f"        args.{name} = {value}\n"
+    annealed = LOOP, LOOP + f"        args.{name} = {value} * (1 - step / args.total_timesteps)\n"
+    with_flag = trained(edited(script), **{name: value}).hash()
+    assert trained(edited(script, constant), **{name: 0.0}).hash() == with_flag
+    assert trained(edited(script, annealed), **{name: value}).hash() != with_flag
+
+
+# --- distributions --------------------------------------------------------------------------------
+
+SAMPLE = "def sample(self, outputs, rng, greedy=False):  # of `policy` -> actions\n"
+LOG_PROB = "        return gaussian_log_prob_and_entropy(outputs, self.log_std, actions)\n"
+NOISY = "        return outputs + self.log_std.exp() * noise\n"
+
+
+@pytest.mark.parametrize("script", ACTOR_CRITIC)
+def test_a_deviation_that_depends_on_the_state(script, edited):
+    log_prob = """        mean, log_std = outputs.chunk(2, dim=1)
+        normal = torch.distributions.Normal(mean, log_std.exp())
+        return normal.log_prob(actions).sum(dim=1), normal.entropy().sum(dim=1)
+"""
+    sizes = "self.make_networks(args, obs_space.shape, num_outputs)"
+    parameter = "self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))\n"
+    module = edited(
+        script,
+        (sizes, sizes.replace("num_outputs", "2 * num_outputs")),
+        (parameter, "pass\n"),
+        (SAMPLE, SAMPLE + "        outputs, log_std = outputs.chunk(2, dim=1)\n"),
+        (NOISY, NOISY.replace("self.log_std", "log_std")),
+        (LOG_PROB, log_prob),
+    )
+    run = trained(module, env_id="Pendulum-v1")
+    assert_evaluations_repeat(run)
+    last = network(run)[-1]
+    changes = last.weight.detach().numpy() - run.first["actor.4.weight"]
+    assert (np.abs(changes) > 1e-6).mean(axis=1).min() > 0.9  # rows: of the mean, of its deviation
+    with torch.no_grad():
+        last.weight[1].normal_(0, 0.5, generator=torch.Generator().manual_seed(0))
+        obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
+        means, log_stds = run.agent(obs).T
+    stds = log_stds.exp().numpy()
+    assert abs(stds[0] / stds[1] - 1) > 0.1
+    rng = np.random.default_rng(0)
+    actions = run.agent.act(obs.numpy().repeat(20_000, axis=0), rng).reshape(2, -1)
+    np.testing.assert_allclose(actions.std(axis=1), stds, rtol=0.03)
+    batch = {"obs": obs, "actions": torch.tensor([[0.3], [0.3]])}
+    expected = -0.5 * ((0.3 - means) / log_stds.exp()) ** 2 - log_stds - 0.5 * math.log(2 * math.pi)
+    log_probs, entropies, _ = run.agent.evaluate_actions(batch)
+    torch.testing.assert_close(log_probs, expected)
+    torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
+
+
+@pytest.mark.parametrize("script", ACTOR_CRITIC)
+def test_squashed_actions(script, edited):
+    greedy = "            return outputs.argmax(dim=1) if self.discrete else outputs\n"
+    log_prob = """        actions = actions.clamp(-0.999999, 0.999999)
+        unbounded = torch.atanh(actions)
+        log_prob, entropy = gaussian_log_prob_and_entropy(outputs, self.log_std, unbounded)
+        return log_prob - torch.log(1 - actions**2).sum(dim=1), entropy
+"""
+    module = edited(
+        script,
+        (greedy, greedy.replace("else outputs", "else outputs.tanh()")),
+        (NOISY, NOISY.replace("return ", "return torch.tanh(").replace("noise", "noise)")),
+        (LOG_PROB, log_prob),
+    )
+    run = trained(module, env_id="Pendulum-v1", log_std_init=-0.5)
+    assert moved(run)["log_std"]
+    obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
+    with torch.no_grad():
+        means, std = run.agent(obs).double()[:, 0], run.agent.log_std.exp().double()
+        actions = torch.tensor([[0.4], [-0.7]])
+        log_probs = run.agent.evaluate_actions({"obs": obs, "actions": actions})[0]
+
+    def cdf(actions):  # of tanh(mean + std * noise)
+        return 0.5 * (1 + torch.erf((torch.atanh(actions) - means) / std / math.sqrt(2)))
+
+    x = actions.double()[:, 0]
+    density = (cdf(x + 1e-5) - cdf(x - 1e-5)) / 2e-5
+    torch.testing.assert_close(log_probs.exp().double(), density, rtol=1e-4, atol=0)
+    # and such actions are drawn
+    drawn = run.agent.act(obs.numpy().repeat(20_000, axis=0), np.random.default_rng(0))
+    drawn = torch.as_tensor(drawn).double().reshape(2, -1)
+    assert drawn.abs().max() < 1
+    for point in (-0.5, 0.0, 0.5):
+        share = (drawn < point).double().mean(dim=1)
+        torch.testing.assert_close(share, cdf(torch.tensor(point).double()), atol=0.02, rtol=0)
+    np.testing.assert_allclose(run.agent.act(obs.numpy(), None, True)[:, 0], means.tanh(), 1e-6)
+    assert_evaluations_repeat(run)
+
+
+# --- what it does when ----------------------------------------------------------------------------
+
+
+def test_boltzmann_exploration(edited):
+    q_values = "        q_values = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()\n"
+    module = edited(
+        "dqn",
+        ("        explore = rng.random(len(obs)) < epsilon\n", ""),
+        ("        actions = rng.integers(self.num_actions, size=len(obs))\n", ""),
+        ("        if explore.all():\n            return actions\n", ""),
+        (
+            "        obs = torch.as_tensor(obs, device=self.device)\n        return np.where",
+            q_values + "        return np.where",
+        ),
+        (
+            "np.where(explore, actions, self.best_actions(self(obs), obs).cpu().numpy())\n",
+            "(q_values + epsilon * rng.gumbel(size=q_values.shape)).argmax(axis=1)\n",
+        ),
+    )
+    run = trained(module)
+    assert all(moved(run).values())
+    assert trained(module).hash() == run.hash() != trained(edited("dqn")).hash()
+    obs = np.float32([[0.01, -0.02, 0.03, 0.04]])
+    with torch.no_grad():
+        q_values = run.agent(torch.as_tensor(obs))
+        temperature = 2 * (q_values.max() - q_values.min()).item()
+    actions = run.agent.act(obs.repeat(20_000, axis=0), temperature, np.random.default_rng(0))
+    share = torch.softmax(q_values / temperature, dim=1)[0, 1].item()
+    assert 0.3 < share < 0.7 and abs(share - 0.5) > 0.05
+    assert actions.mean() == pytest.approx(share, abs=0.015)
+    assert_evaluations_repeat(run)  # at temperature 0
+
+
+def test_two_updates_a_step(edited):
+    """UTD 2: the whole block of a critics' update twice, each with a minibatch of its own."""
+    source = (ROOT / "algos" / "td3.py").read_text()
+    start = source.index("            batch = buffer.sample")
+    block = source[start : source.index("            if step % args.policy_frequency")]
+    indented = "".join(f"    {line}\n" for line in block.splitlines())
+    module = edited("td3", (block, "            for _ in range(2):\n" + indented))
+    run, plain = trained(module), trained(edited("td3"))
+
+    def steps(run, name):
+        return {int(state["step"]) for state in run.parts[name].state.values()}
+
+    updates = run.args.total_timesteps - run.args.learning_starts
+    assert steps(run, "critic_optimizer") == {2 * updates}
+    assert steps(plain, "critic_optimizer") == {updates}
+    assert steps(run, "actor_optimizer") == steps(plain, "actor_optimizer") == {updates // 2}
+    assert run.hash() != plain.hash()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_scalar_of_ones_own_is_in_tensorboard(script, edited):
+    before, after = {
+        "dqn": ('run.end_iteration({"charts', 'run.end_iteration({"mine/step": step, "charts'),
+        "td3": ("run.end_iteration({})", 'run.end_iteration({"mine/step": step})'),
+    }.get(script, ("run.end_iteration(scalars)\n", "run.end_iteration(scalars | MINE)\n"))
+    after = after.replace("MINE", '{"mine/step": torch.tensor(run.step_count)}')
+    run = trained(edited(script, (before, after)), log_frequency=80)
+    mine = {
+        step: values for (tag, step), values in scalars(run.folder).items() if tag[:4] == "mine"
+    }
+    length = run.args.iteration_steps
+    points = max(length, 80)  # steps between points, each of them the mean since the one before
+    expected = {
+        end: [np.mean(np.arange(end - points, end, length) + length)]
+        for end in range(points, run.args.total_timesteps + 1, points)
+    }
+    assert mine == expected and len(mine) > 1
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_wrapper_in_make_env(script, edited):
+    made = "    env = gym.make(env_id, **keywords)\n"
+    wrapped = """    env = gym.wrappers.TransformReward(env, lambda reward: 0.5)
+    env = gym.wrappers.TimeLimit(env, 6)
+"""
+    run = trained(edited(script, (made, made + wrapped)))
+    assert np.array_equal(run.evaluate(), [3.0, 3.0])
+    curves = scalars(run.folder)
+    returns = [v for (tag, _), v in curves.items() if tag == "charts/episodic_return"]
+    lengths = [v for (tag, _), v in curves.items() if tag == "charts/episodic_length"]
+    assert returns and set(map(tuple, returns)) == {(3.0,)}
+    assert set(map(tuple, lengths)) == {(6.0,)}

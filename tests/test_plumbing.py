@@ -1,0 +1,160 @@
+"""Parts of the plumbing by themselves: what is sent to environments, what comes back, the curves.
+
+All four scripts have the same bytes of it, so ppo.py stands for them here.
+"""
+
+import numpy as np
+import ppo
+import pytest
+import torch
+from conftest import new_run, scalars
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import batch_space, iterate
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def box(low, high, dtype):
+    with np.errstate(over="ignore"):  # in float16 gymnasium's own checks overflow
+        return Box(np.asarray(low, dtype), np.asarray(high, dtype), dtype=dtype)
+
+
+LOPSIDED = box([-0.1, 3], [0.3, 1e4], np.float16)  # -0.09998 to 0.30005, 3 to 10000
+CUBE = Box(-1, 1, (2, 3), np.float64)
+COLUMNS = Tuple((Discrete(3, start=2), Discrete(5, dtype=np.int32), Discrete(2, start=-1)))
+DECLARED = {
+    "Discrete": (Discrete(7), [0, 6, 3], [0, 6, 3]),
+    "Discrete with a start": (Discrete(3, start=-7), [0, 2, 1], [-7, -5, -6]),
+    "int8": (Discrete(3, start=125, dtype=np.int8), [0, 2, 1], [125, 127, 126]),
+    "int32": (Discrete(3, start=2, dtype=np.int32), [0, 2, 1], [2, 4, 3]),
+    "float16": (
+        LOPSIDED,
+        [[-0.1, 3.0], [0.3001, 1e4], [0.0, 7.5]],
+        [[-0.1, 3], [0.3, 1e4], [0, 7.5]],
+    ),
+    "float64": (
+        CUBE,
+        [[0.1, -0.2, 0.3, 1 + 1e-12, -1.0, 0.0]],
+        [[[0.1, -0.2, 0.3], [1.0, -1.0, 0.0]]],
+    ),
+    "no axis": (Box(-1, 1, (), np.float64), [[0.1], [-1.0], [1.0]], [0.1, -1.0, 1.0]),
+    "MultiDiscrete": (
+        MultiDiscrete([2, 3, 5], start=[7, -2, 1]),
+        [[0, 0, 0], [1, 2, 4]],
+        [[7, -2, 1], [8, 0, 5]],
+    ),
+    "MultiBinary": (MultiBinary(3), [[0, 1, 1], [1, 0, 0]], [[0, 1, 1], [1, 0, 0]]),
+}
+
+
+def is_declared(sent, space, n):
+    """What each of n environments gets is an action of its space, to the dtype."""
+    got = list(iterate(batch_space(space, n), sent))
+    return len(got) == n and all(action in space for action in got)
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_actions_are_sent_as_their_space_declares_them(name):
+    space, actions, by_hand = DECLARED[name]
+    sent = ppo.as_declared(np.array(actions), space)
+    assert sent.dtype == space.dtype and sent.shape == (len(actions), *space.shape)
+    np.testing.assert_array_equal(sent, np.asarray(by_hand, space.dtype))
+    assert is_declared(sent, space, len(actions))
+
+
+def test_of_a_tuple_every_part_gets_its_column():
+    sent = ppo.as_declared(np.array([[0, 4, 1], [2, 0, 0], [1, 3, 1], [0, 1, 0]]), COLUMNS)
+    assert [part.tolist() for part in sent] == [[2, 4, 3, 2], [4, 0, 3, 1], [0, -1, 0, -1]]
+    assert [part.dtype for part in sent] == [np.int64, np.int32, np.int64]
+    assert is_declared(sent, COLUMNS, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rounding_takes_no_action_beyond_its_bounds(dtype):
+    """As where the bounds are exact in float64, in which agents compute, and not in `dtype`."""
+    space = box(np.linspace(0.1, 0.3, 7), np.linspace(1, 9, 7), dtype)
+    rng = np.random.default_rng(0)
+    near = rng.choice([-1e-9, 0, 1e-9], size=(2, 101, 7))
+    for bound, offsets in zip((space.low, space.high), near, strict=True):
+        assert is_declared(ppo.as_declared(np.float64(bound) + offsets, space), space, 101)
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+H, W = 37, 41
+SHAPES = {
+    "grey": ((H, W), lambda c, y, x: (y, x)),
+    "colour": ((H, W, 3), lambda c, y, x: (y, x, c)),
+    "colour, channels first": ((3, H, W), lambda c, y, x: (c, y, x)),
+    "a stack of grey": ((4, H, W), lambda c, y, x: (c, y, x)),
+    "a stack of grey, last": ((H, W, 4), lambda c, y, x: (y, x, c)),
+    "a stack of colour": ((4, H, W, 3), lambda c, y, x: (c // 3, y, x, c % 3)),
+    "a stack of colour, channels first": ((4, 3, H, W), lambda c, y, x: (c // 3, c % 3, y, x)),
+    "more channels than rows": ((100, 84, 84), lambda c, y, x: (c, y, x)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_images_have_their_channels_first(name):
+    shape, place = SHAPES[name]
+    image = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+    found = ppo.channels_first(image)
+    h, w = (84, 84) if 84 in shape else (H, W)
+    assert found.shape == (image.size // (h * w), h, w) and found.dtype == np.uint8
+    for c, y, x in np.random.default_rng(1).integers([len(found), h, w], size=(211, 3)):
+        assert found[c, y, x] == image[place(c, y, x)]
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def logging_run(**settings):
+    """A run of 10 steps to an iteration, with a point of the curves every 20."""
+    sizes = dict(num_envs=2, num_steps=5, total_timesteps=1000, log_frequency=20)
+    run = new_run(ppo, **sizes, **settings)
+    run.start(agent=run.agent)
+    return run
+
+
+def end_iteration(run, found):
+    run.step_count += 10
+    run.end_iteration(found)
+
+
+def curve(run, tag):
+    run.writer.flush()
+    return {step: y for (name, step), (y,) in scalars(run.folder).items() if name == tag}
+
+
+def test_points_of_the_curves_are_means_since_the_last_one():
+    run = logging_run()
+    run.log({"losses/a": torch.tensor(2.0), "charts/b": 1})
+    run.log({"losses/a": torch.tensor(5.0)})
+    end_iteration(run, {"losses/a": 11.0, "charts/c": np.float32(0.5)})
+    assert curve(run, "losses/a") == {}
+    end_iteration(run, {"charts/b": 8.0})
+    run.log({"charts/b": -3.0})
+    end_iteration(run, {})
+    end_iteration(run, {"losses/a": torch.tensor(7.0)})
+    assert curve(run, "losses/a") == {20: 6.0, 40: 7.0}
+    assert curve(run, "charts/b") == {20: 4.5, 40: -3.0}
+    assert curve(run, "charts/c") == {20: 0.5}
+
+
+def test_what_is_not_known_is_left_out_of_the_means():
+    """As a success rate in an iteration without an episode; the loss must be known always."""
+    run = logging_run()
+    for success in (np.nan, 0.25, np.nan, 0.75, np.nan, np.nan):
+        end_iteration(run, {"charts/success": success, "losses/a": 3.0})
+    assert curve(run, "charts/success") == {20: 0.25, 40: 0.75}
+    assert curve(run, "losses/a") == {20: 3.0, 40: 3.0, 60: 3.0}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, torch.tensor(torch.nan), torch.tensor(-torch.inf)])
+def test_a_loss_that_is_no_number_stops_the_run(bad):
+    run = logging_run()
+    run.log({"losses/a": bad})
+    run.log({"losses/a": 1.0})
+    end_iteration(run, {"losses/a": 1.0})
+    with pytest.raises(FloatingPointError, match="losses/a not finite at step 20"):
+        end_iteration(run, {"losses/a": 1.0})
