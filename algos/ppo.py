@@ -517,7 +517,7 @@ class RunArgs(Args):
 
 def fail(text):
     """Ends the script with exit status 2 and one line about what the user can fix."""
-    tqdm.write(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
+    print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -616,9 +616,8 @@ def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make
     reset(seed=[...]) -> obs, infos; step(actions) -> obs, rewards, terminated, truncated, infos;
     num_envs, single_observation_space (float32 vectors or uint8 images, channels first),
     single_action_space, close(), and for films envs[0].render().
-    Where infos["_final_obs"], (num_envs,), is true, an episode ended and the next one began, with
-    obs; infos["final_obs"] has its last observation there. Where infos are apart, infos[i] has it
-    after each end. All arrays are new at each step.
+    Where infos["_final_obs"], (num_envs,), is true, an episode ended, infos["final_obs"] has its
+    last observation and obs the next one's first. All arrays are new at each step.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     try:

@@ -43,7 +43,7 @@ def test_infos_of_any_form_end_no_run():
     envs.reset(seed=[0, 1, 2])
     for t in range(1, 12):
         *_, infos = envs.step(np.zeros(3, np.int64))
-        assert ("final_obs" in infos) == (t % 5 == 0)
+        assert all(("final_info" in infos[i]) == (t % 5 == 0) for i in range(3))
         said = [infos[i].get("final_info", infos[i]) for i in range(3)]
         assert [info["final_obs"] for info in said] == ["a name of its own"] * 3
 
@@ -54,7 +54,7 @@ def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
     for _ in range(5):
         obs, _, _, truncated, infos = envs.step(np.zeros(3, np.int64))
     assert truncated.all() and not obs.any()
-    assert [infos["final_obs"][i].item() for i in range(3)] == [1, 1, 1]
+    assert [infos[i]["final_obs"].item() for i in range(3)] == [1, 1, 1]
 
 
 def test_a_reset_rules_the_generators_of_all():
@@ -212,8 +212,8 @@ def test_vectors_of_bytes_are_observations_too(script, tmp_path):
 
 
 def test_an_evaluation_ends_where_episodes_do_not(monkeypatch, capsys):
-    monkeypatch.setattr(ppo, "range", lambda n: range(min(n, 53)), raising=False)
     run = new_run(ppo, env_id="environments:Timeless-v0", eval_episodes=3)
+    monkeypatch.setattr(ppo, "range", lambda n: range(min(n, 53)), raising=False)
     assert run.evaluate().tolist() == [53, 53, 53]
     assert "evaluation   3 episodes cut after 100,000 steps" in capsys.readouterr().out
 
