@@ -544,10 +544,8 @@ def make_env(env_id: str, **keywords):
         mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
     env = gym.make(env_id, **keywords)
     space, convert = env.observation_space, np.asarray
-    if not space.is_np_flattenable:
-        fail(f"environment {env_id}: its observations have no fixed size: {space}")
-    if gym.spaces.flatdim(space) == 0:
-        fail(f"environment {env_id}: its observations are empty: {space}")
+    if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
+        fail(f"environment {env_id}: its observations are empty or have no fixed size: {space}")
     if space.dtype == np.uint8 and len(space.shape) > 1:
         shape = channels_first(np.zeros(space.shape, np.uint8)).shape
         space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
@@ -724,8 +722,8 @@ class Run:
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns, self.lengths = np.zeros((2, args.num_envs))
-        self.finished = []  # (return, length) of the episodes since the last point of the curves
-        self.scalars = {}  # name: sum and number of values since then
+        # since the last point of the curves (return, length) of episodes; sum, number of scalars
+        self.finished, self.scalars = [], {}
         self.folder = Path(args.resume or args.evaluate or self.make_folder())
 
     def make_folder(self) -> Path:
