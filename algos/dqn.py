@@ -170,9 +170,10 @@ def dqn_losses(q_network, target_q_network, batch, args):
     taken = q_values.gather(1, batch["actions"][:, None]).squeeze(1)
     assert taken.shape == target.shape, (taken.shape, target.shape)
     loss_function = F.smooth_l1_loss if args.loss == "huber" else F.mse_loss
-    losses, errors = loss_function(taken, target, reduction="none"), (taken - target).abs()
-    spread = q_values.std(dim=0, correction=0).mean()
-    return losses, errors, {"q_values": taken.mean(), "q_spread": spread}
+    losses = loss_function(taken, target, reduction="none")
+    with torch.no_grad():
+        spread = q_values.std(dim=0, correction=0).mean()
+        return losses, (taken - target).abs(), {"q_values": taken.mean(), "q_spread": spread}
 
 
 def c51_losses(q_network, target_q_network, batch, args):
@@ -192,10 +193,10 @@ def c51_losses(q_network, target_q_network, batch, args):
     losses = F.cross_entropy(taken_logits, target, reduction="none")
     with torch.no_grad():
         q_values, probs = q_network.q_values(logits), torch.softmax(taken_logits, dim=1)
-        scalars = {"q_values": q_values[rows, batch["actions"]].mean()}
+        scalars = {"q_values": (probs @ q_network.support).mean()}
         scalars["q_spread"] = q_values.std(dim=0, correction=0).mean()
         scalars["mass_at_ends"] = (probs[:, 0] + probs[:, -1]).mean()
-    return losses, losses, scalars
+        return losses, losses.detach(), scalars
 
 
 def td_target(rewards, discounts, terminated, next_values):
@@ -408,15 +409,20 @@ class QNetwork(nn.Module):
     def best_actions(self, q_values, obs):  # (batch, actions), what they are of -> (batch,)
         return q_values.argmax(dim=1)
 
+    def random_actions(self, obs, rng):  # (batch, *obs_shape) -> (batch,)
+        return rng.integers(self.num_actions, size=len(obs))
+
     @torch.no_grad()
     def act(self, obs, epsilon, rng):
         """Epsilon-greedy actions: (num_envs, *obs_shape) -> (num_envs,)."""
         explore = rng.random(len(obs)) < epsilon
-        actions = rng.integers(self.num_actions, size=len(obs))
         if explore.all():
-            return actions
-        obs = torch.as_tensor(obs, device=self.device)
-        return np.where(explore, actions, self.best_actions(self(obs), obs).cpu().numpy())
+            return self.random_actions(obs, rng)
+        tensors = torch.as_tensor(obs, device=self.device)
+        actions = self.best_actions(self(tensors), tensors).cpu().numpy()
+        if explore.any():
+            actions[explore] = self.random_actions(obs[explore], rng)
+        return actions
 
 
 def make_agent(args, obs_space, action_space, network_class=QNetwork):

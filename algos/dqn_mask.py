@@ -30,12 +30,6 @@ class Args(dqn.RunArgs):
     env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
 
 
-def random_actions(valid, rng):
-    """A valid action of each row, all of them equally likely: (batch, n) -> (batch,)."""
-    ranks = rng.integers(valid.sum(axis=1))  # the first valid action has rank 0
-    return (np.cumsum(valid, axis=1) > ranks[:, None]).argmax(axis=1)
-
-
 class QNetwork(dqn.QNetwork):
     """dqn's; its layers see neither the mask nor the embeddings, only the rest."""
 
@@ -65,18 +59,15 @@ class QNetwork(dqn.QNetwork):
         # a softmax of atoms that are all -1e8 is uniform, and its mean may be the largest Q
         return q_values.where(mask > 0, -torch.inf).argmax(dim=1)
 
-    @torch.no_grad()
-    def act(self, obs, epsilon, rng):
-        """Epsilon-greedy actions, valid ones: (num_envs, obs_dim) -> (num_envs,)."""
+    def random_actions(self, obs, rng):  # (batch, obs_dim) -> (batch,), valid ones, equally likely
         valid = obs[:, : self.n] > 0
-        if not valid.any(axis=1).all():
+        ranks = rng.integers(valid.sum(axis=1))  # the first valid action has rank 0
+        return (np.cumsum(valid, axis=1) > ranks[:, None]).argmax(axis=1)
+
+    def act(self, obs, epsilon, rng):
+        if not (obs[:, : self.n] > 0).any(axis=1).all():
             dqn.fail("an action_mask has no valid action")
-        explore = rng.random(len(obs)) < epsilon
-        actions = random_actions(valid, rng)
-        if explore.all():
-            return actions
-        obs = torch.as_tensor(obs, device=self.device)
-        return np.where(explore, actions, self.best_actions(self(obs), obs).cpu().numpy())
+        return super().act(obs, epsilon, rng)
 
 
 make_agent = partial(dqn.make_agent, network_class=QNetwork)

@@ -176,11 +176,12 @@ def test_of_100_000_actions_none_is_invalid(env_id, k, epsilon):
 
 def test_random_actions_are_uniform_over_the_valid_ones():
     masks = np.float32([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
-    drawn = dqn_mask.random_actions(np.repeat(masks, 30_000, axis=0), np.random.default_rng(2))
+    network, rng = Table(), np.random.default_rng(2)
+    drawn = network.random_actions(np.repeat(masks, 30_000, axis=0), rng)
     for mask, actions in zip(masks, drawn.reshape(4, -1), strict=True):
         shares = np.bincount(actions, minlength=N) / 30_000
         np.testing.assert_allclose(shares, mask / mask.sum(), atol=0.015)
-    assert dqn_mask.random_actions(masks[:0], np.random.default_rng(2)).shape == (0,)
+    assert network.random_actions(masks[:0], rng).shape == (0,)
 
 
 @pytest.mark.parametrize("env_id", [*WRONG, "CartPole-v1", "Pendulum-v1"])

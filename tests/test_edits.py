@@ -451,19 +451,16 @@ def test_squashed_actions(script, edited):
 
 
 def test_boltzmann_exploration(edited):
-    q_values = "        q_values = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()\n"
+    source = (ROOT / "algos" / "dqn.py").read_text()
+    start = source.index("        explore = rng.random(len(obs)) < epsilon\n")
+    epsilon_greedy = source[start : source.index("def make_agent")]
     module = edited(
         "dqn",
-        ("        explore = rng.random(len(obs)) < epsilon\n", ""),
-        ("        actions = rng.integers(self.num_actions, size=len(obs))\n", ""),
-        ("        if explore.all():\n            return actions\n", ""),
         (
-            "        obs = torch.as_tensor(obs, device=self.device)\n        return np.where",
-            q_values + "        return np.where",
-        ),
-        (
-            "np.where(explore, actions, self.best_actions(self(obs), obs).cpu().numpy())\n",
-            "(q_values + epsilon * rng.gumbel(size=q_values.shape)).argmax(axis=1)\n",
+            epsilon_greedy,
+            "        q_values = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()\n"
+            "        noise = rng.gumbel(size=q_values.shape)\n"
+            "        return (q_values + epsilon * noise).argmax(axis=1)\n\n\n",
         ),
     )
     run = trained(module)
