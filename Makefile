@@ -38,6 +38,7 @@ speed: .venv/installed .venv-peers/installed
 report: .venv/installed-dev
 	$(BIN)/python benchmarks/report.py --from-csv
 	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/variants
+	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/fresh
 
 screenshots: .venv/installed
 	$(BIN)/python benchmarks/maintain/screenshots.py
