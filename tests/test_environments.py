@@ -48,6 +48,18 @@ def test_infos_of_any_form_end_no_run():
         assert [info["final_obs"] for info in said] == ["a name of its own"] * 3
 
 
+def test_after_a_checkpoint_infos_are_those_of_the_reset():
+    sizes = dict(num_envs=2, num_steps=3, checkpoint_frequency=6, total_timesteps=12)
+    run = new_run(ppo, env_id="environments:Chatty-v0", **sizes)
+    run.start(agent=run.agent)
+    times = [run.infos[1]["time"]]
+    for _ in range(3):
+        run.step(np.zeros(2, np.int64))
+        times.append(run.infos[1]["time"])
+    assert times == [0, 1, 2, 0]  # the third step ends with new environments
+    assert run.infos["final_info"][1]["time"] == 3
+
+
 def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
     envs = ppo.make_envs(arguments("environments:Reusing-v0"), 3)
     envs.reset(seed=[0, 1, 2])
