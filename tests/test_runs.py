@@ -19,6 +19,7 @@ import weakref
 
 import gymnasium as gym
 import numpy as np
+import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, env_seeds, new_run, only_run, parse, scalars, train
@@ -638,3 +639,25 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(n_atoms, dueling):
     # ten observations in one batch round otherwise than one, which can tip an action near a tie
     saved = json.loads((run.folder / "result.json").read_text())
     assert saved["eval_return_mean"] == pytest.approx(np.mean(returns), rel=0.02)
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatch):
+    monkeypatch.setattr(ppo.time, "strftime", lambda form: "now")
+    names = [new_run(ppo, exp_name="twice").folder.name for _ in range(3)]
+    assert names == ["twice-1-now", "twice-1-now-2", "twice-1-now-3"]
+
+
+def test_what_another_process_may_read_is_written_whole(monkeypatch):
+    written, write_file = [], ppo.write_file
+
+    def recorded(path, write):
+        written.append(path.name)
+        write_file(path, write)
+
+    monkeypatch.setattr(ppo, "write_file", recorded)
+    run = new_run(ppo, eval_episodes=1)
+    run.start(agent=run.agent)
+    assert sorted(written) == ["args.json", "checkpoint.pt", "weights.npz"]
+    run.step_count = 1
+    run.finish()
+    assert written[-1] == "result.json"
