@@ -30,7 +30,7 @@ bug-pictures: .venv/installed-dev
 	$(BIN)/python bugs/pictures.py
 
 torture: .venv/installed-dev
-	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/test_hostile.py
+	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/plumbing/test_hostile.py
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py

@@ -326,8 +326,11 @@ def test_every_tag_is_explained_and_no_other():
     assert {"charts/SPS", "charts/episodic_return", "eval/episodic_return"} <= set(common)
     own = " ".join(TAGS.values()).split()  # the plumbing reads some of these
     written = {tag: set(SCRIPTS) for tag in common if tag not in own}
-    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/test_dqn_learning.py
-    for name, tags in TAGS.items():  # which tests/test_runs.py compares with what runs write
+    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/algos/test_dqn_learning.py
+    for (
+        name,
+        tags,
+    ) in TAGS.items():  # which tests/plumbing/test_runs.py compares with what runs write
         for tag in tags.split():
             written.setdefault(tag, set()).add(name)
     assert documented == written

@@ -57,7 +57,8 @@ if __name__ == "__main__":
         sys.exit("hill.py: no luck")
     folder = Path(args["runs_dir"], args["env_id"], "hill", f"{args['seed']}-now")
     folder.mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps({"args": args | {"device": "cpu"}}))
+    (folder / "args.tmp").write_text(json.dumps({"args": args | {"device": "cpu"}}))
+    (folder / "args.tmp").rename(folder / "args.json")  # whole, as the scripts write it
     value = 100 - (args["x"] - 2) ** 2 - abs(args["num_envs"] - 4) + args["seed"]
     (folder / "result.json").write_text(json.dumps({"eval_return_mean": value}))
     with open("finished.txt", "a") as file:
