@@ -330,7 +330,7 @@ def test_every_tag_is_explained_and_no_other():
     for (
         name,
         tags,
-    ) in TAGS.items():  # which tests/plumbing/test_runs.py compares with what runs write
+    ) in TAGS.items():  # which test_runs.py compares with what runs write
         for tag in tags.split():
             written.setdefault(tag, set()).add(name)
     assert documented == written
