@@ -49,6 +49,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's step size, for the actor and for the critics.
     buffer_size: int = 1_000_000  # Transitions in the replay buffer, over all environments.
     gamma: float = 0.99  # Discount factor.
+    n_step: int = 1  # Rewards summed before the target critics' value is added.
     tau: float = 0.005  # Share of the online networks that the target networks take over.
     batch_size: int = 256  # Transitions in a minibatch.
     learning_starts: int = 25_000  # Steps of uniformly random actions before the first update.
@@ -62,7 +63,7 @@ class Args:
 
     def check(self):
         require_range(self, "total_timesteps num_envs buffer_size batch_size", low=1)
-        require_range(self, "policy_frequency checkpoint_frequency", low=1)
+        require_range(self, "policy_frequency n_step checkpoint_frequency", low=1)
         require_range(self, "learning_rate learning_starts exploration_noise")
         require_range(self, "policy_noise noise_clip")
         require_range(self, "gamma tau", high=1)
@@ -74,13 +75,16 @@ class Args:
         return self.num_envs
 
 
-def train(args: Args, run: "Run"):
+def train(args: Args, run: "Run", optimizers=None, update=None):
+    # a variant may bring its own of these
+    update, settings = update or td3_update, {"lr": args.learning_rate, "fused": True}
     agent, target = run.agent, copy.deepcopy(run.agent).eval()
-    actor, critics, rate = agent.actor, agent.critics, args.learning_rate
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=rate, fused=True)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=rate, fused=True)
-    optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    buffer = ReplayBuffer(args.buffer_size, *run.obs_space.shape, agent.action_dim)
+    if optimizers is None:
+        actor_optimizer = torch.optim.Adam(agent.actor.parameters(), **settings)
+        critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **settings)
+        optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
+    buffer = ReplayBuffer(args.buffer_size, *sizes)
     step = run.start(agent=agent, target=target, buffer=buffer, **optimizers)
     while step < args.total_timesteps:
         obs = run.obs
@@ -90,23 +94,31 @@ def train(args: Args, run: "Run"):
             agent.eval()  # dropout, for example, is for learning alone
             actions = agent.act(obs, run.rng, args.exploration_noise)
         # next_obs is what they led to, where that ended an episode not what is acted on next
-        next_obs, rewards, terminated, _ = run.step(agent.to_env(actions))
-        buffer.add(obs, actions, rewards, next_obs, terminated)
+        next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, next_obs, terminated, truncated)
 
         agent.train()
         for _ in range(args.num_envs):
             step += 1
             if step <= args.learning_starts:
                 continue
-            batch = buffer.sample(args.batch_size, run.rng)
+            batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
             batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-            noise = run.rng.standard_normal((args.batch_size, agent.action_dim), np.float32)
-            noise = torch.as_tensor(args.policy_noise * noise, device=run.device)
-            run.log(update_critics(agent, target, critic_optimizer, batch, noise, args))
-            if step % args.policy_frequency == 0:
-                run.log(update_actor(agent, actor_optimizer, batch["obs"]))
-                polyak(target, agent, args.tau)
+            run.log(update(agent, target, optimizers, batch, args, run.rng, step))
         run.end_iteration({})
+
+
+def td3_update(agent, target, optimizers, batch, args, rng, step):
+    """One step of the critics, less often of the actor and the target networks. Returns scalars
+    for the curves.
+    """
+    noise = rng.standard_normal(batch["actions"].shape, np.float32)
+    noise = torch.as_tensor(args.policy_noise * noise, device=agent.device)
+    scalars = update_critics(agent, target, optimizers["critic_optimizer"], batch, noise, args)
+    if step % args.policy_frequency == 0:
+        scalars |= update_actor(agent, optimizers["actor_optimizer"], batch["obs"])
+        polyak(target, agent, args.tau)
+    return scalars
 
 
 def update_critics(agent, target, optimizer, batch, noise, args):
@@ -136,7 +148,8 @@ def q_losses(agent, target, batch, noise, args):
         next_obs = batch["next_obs"]
         next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
         next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
-        y = bootstrapped_target(batch["rewards"], batch["terminated"], next_q_values, args.gamma)
+        steps = batch["rewards"], batch["terminated"], next_q_values, batch["discounts"]
+        y = bootstrapped_target(*steps)
     q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
     assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
     return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
@@ -154,7 +167,8 @@ def smoothed(actions, noise, noise_clip):
 def bootstrapped_target(rewards, terminated, next_q_values, gamma):
     """r + gamma min_i Q_i(s', a'), or r alone where the task ended; eq. 10 of arXiv 1802.09477.
 
-    rewards, terminated (batch,); next_q_values: for each critic (batch,). Returns (batch,).
+    rewards, terminated (batch,); next_q_values: for each critic (batch,); gamma: a number, or of
+    each row gamma^n, (batch,). Returns (batch,).
     """
     next_q = torch.stack(next_q_values).min(dim=0).values
     assert rewards.shape == terminated.shape == next_q.shape, (rewards.shape, next_q.shape)
@@ -177,32 +191,53 @@ def polyak(target, source, tau: float):
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, the oldest overwritten first; a row holds one."""
+    """The last `capacity` transitions, the oldest overwritten first; a row holds one, and the same
+    environment's next one lies num_envs rows on.
+    """
 
-    def __init__(self, capacity: int, obs_dim: int, action_dim: int):
-        self.capacity, self.total = capacity, 0  # total: transitions added
+    def __init__(self, capacity: int, num_envs: int, obs_dim: int, action_dim: int):
+        self.capacity, self.num_envs, self.total = capacity, num_envs, 0  # total: transitions added
         self.arrays = {
             "obs": np.zeros((capacity, obs_dim), np.float32),
             "actions": np.zeros((capacity, action_dim), np.float32),  # in [-1, 1]
             "rewards": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),  # never what follows a reset
-            "terminated": np.zeros(capacity, np.bool_),  # the task ended; not: a time limit cut it
+            "terminated": np.zeros(capacity, np.bool_),  # the task ended, so nothing follows
+            "truncated": np.zeros(capacity, np.bool_),  # by time limit or checkpoint
         }
 
-    def add(self, obs, actions, rewards, next_obs, terminated):
+    def add(self, obs, actions, rewards, next_obs, terminated, truncated):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
         n = len(rewards)
         slots = np.arange(self.total, self.total + n) % self.capacity
-        rows = (obs, actions, rewards, next_obs, terminated)
+        rows = (obs, actions, rewards, next_obs, terminated, truncated)
         for array, row in zip(self.arrays.values(), rows, strict=True):
             assert row.shape == (n, *array.shape[1:]), (row.shape, array.shape)
             array[slots] = row
         self.total += n
 
-    def sample(self, batch_size, rng):
-        """Uniform over the transitions held: arrays by name, with the first axis (batch_size,)."""
-        slots = rng.integers(min(self.total, self.capacity), size=batch_size)
-        return {name: array[slots] for name, array in self.arrays.items()}
+    def sample(self, batch_size, n_step, gamma, rng):
+        """Uniform over the steps t held: a dict of arrays with the first axis (batch_size,).
+
+        rewards      r_t + gamma r_{t+1} + ..., n of them: n_step, or fewer where the episode or the
+                     buffer ends
+        discounts    gamma^n
+        terminated   whether the task ended with the last of them
+        next_obs     s_{t+n}
+        """
+        arrays, ks = self.arrays, np.arange(n_step)
+        first = rng.integers(min(self.total, self.capacity), size=batch_size)
+        newer = (self.total - 1 - first) % self.capacity // self.num_envs  # steps of the same env
+        slots = (first[:, None] + ks * self.num_envs) % self.capacity  # (batch_size, n_step)
+        ended = arrays["terminated"][slots] | arrays["truncated"][slots]
+        ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
+        counts = np.minimum(ended.argmax(axis=1), newer) + 1  # (batch_size,)
+        last = slots[np.arange(batch_size), counts - 1]
+        powers = np.float32(gamma ** np.arange(n_step + 1))
+        rewards = arrays["rewards"][slots] * powers[:-1] * (ks < counts[:, None])
+        batch = {name: arrays[name][first] for name in ("obs", "actions")}
+        batch |= {name: arrays[name][last] for name in ("next_obs", "terminated")}
+        return batch | {"rewards": rewards.sum(axis=1), "discounts": powers[counts]}
 
     def state_dict(self) -> dict:
         held = {k: torch.as_tensor(array[: self.total]) for k, array in self.arrays.items()}

@@ -64,7 +64,7 @@ def profile(name: str, flags: list[str], first: int) -> dict:
         clock.time(owner, "sample", "buffer")
     for function in ("make_batch", "rollout_batch"):
         clock.time(script, function, "batch")
-    for function in ("update", "update_critics", "update_actor"):
+    for function in ("update", "td3_update"):
         clock.time(script, function, "update")
     clock.time(script.Run, "step", "plumbing")
     clock.time(script.Run, "end_iteration", "plumbing")

@@ -40,8 +40,9 @@ def update(agent, target, optimizers, args, batch, noise, learn_policy):
     return scalars
 
 
-def random_batch(rng, dtype=np.float32):
+def random_batch(rng, dtype=np.float32, gamma=0.99):
     return {
+        "discounts": torch.full((BATCH,), gamma, dtype=torch.as_tensor(dtype(0)).dtype),
         "obs": torch.tensor(rng.normal(size=(BATCH, OBS)).astype(dtype)),
         "actions": torch.tensor(rng.uniform(-1, 1, (BATCH, ACTIONS)).astype(dtype)),
         "rewards": torch.tensor(rng.normal(size=BATCH).astype(dtype)),
@@ -100,7 +101,7 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
     assert len(critics) == 1 + twin
     rng = np.random.default_rng(1)
     for step in range(1, 101):
-        batch = random_batch(rng, np.float64)
+        batch = random_batch(rng, np.float64, args.gamma)
         noise = 0.4 * rng.standard_normal((BATCH, ACTIONS))
         learn_policy = step % args.policy_frequency == 0
         scalars = update(agent, target, optimizers, args, batch, torch.tensor(noise), learn_policy)
@@ -269,7 +270,7 @@ def test_the_buffer_against_a_list():
     """Thousands of insertions of one or two environments, past the wrap."""
     rng = np.random.default_rng(0)
     for num_envs, capacity in ((1, 13), (2, 23), (3, 7)):
-        buffer, held = td3.ReplayBuffer(capacity, OBS, ACTIONS), []
+        buffer, held = td3.ReplayBuffer(capacity, num_envs, OBS, ACTIONS), []
         for _ in range(701):
             step = (
                 rng.normal(size=(num_envs, OBS)).astype(np.float32),
@@ -278,9 +279,9 @@ def test_the_buffer_against_a_list():
                 rng.normal(size=(num_envs, OBS)).astype(np.float32),
                 rng.random(num_envs) < 0.2,
             )
-            buffer.add(*step)
+            buffer.add(*step, np.zeros(num_envs, np.bool_))
             held = [*held, *zip(*step, strict=True)][-capacity:]
-            batch = buffer.sample(5, rng)
+            batch = buffer.sample(5, 1, 0.9, rng)
             for row in zip(*(batch[name] for name in NAMES), strict=True):
                 assert any(
                     all(np.array_equal(a, b) for a, b in zip(row, other, strict=True))
@@ -291,29 +292,109 @@ def test_the_buffer_against_a_list():
 
 
 def test_the_buffer_samples_uniformly():
-    buffer, rng = td3.ReplayBuffer(11, 1, 1), np.random.default_rng(0)
+    buffer, rng = td3.ReplayBuffer(11, 1, 1, 1), np.random.default_rng(0)
     zeros, never = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
     for reward in range(29):
-        buffer.add(zeros, zeros, np.float32([reward]), zeros, never)
-    counts = np.bincount(buffer.sample(110_000, rng)["rewards"].astype(int), minlength=29)
+        buffer.add(zeros, zeros, np.float32([reward]), zeros, never, never)
+    counts = np.bincount(buffer.sample(110_000, 1, 0.9, rng)["rewards"].astype(int), minlength=29)
     assert (counts[:18] == 0).all()
     chi_square = ((counts[18:] - 10_000) ** 2 / 10_000).sum()
     assert chi_square < 29.6  # 99.9% of the distribution with 10 degrees of freedom
 
 
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+@pytest.mark.parametrize("num_envs, capacity", [(1, 13), (2, 23), (3, 23), (3, 7)])
+def test_n_step_returns_against_a_walk_over_whole_episodes(n_step, num_envs, capacity):
+    """Every row that is drawn, past the wrap, with both kinds of ends and the newest step."""
+    rng, gamma = np.random.default_rng(0), 0.9
+    buffer, walks = td3.ReplayBuffer(capacity, num_envs, 1, 1), [[] for _ in range(num_envs)]
+    drawn, cut = set(), set()
+    for t in range(67):
+        obs = np.float32([[100 * t + env] for env in range(num_envs)])
+        rewards = rng.normal(size=num_envs).astype(np.float32)
+        terminated, truncated = rng.random(num_envs) < 0.1, rng.random(num_envs) < 0.1
+        buffer.add(obs, 0 * obs, rewards, obs + 50, terminated, truncated)
+        for env, walk in enumerate(walks):
+            walk.append((rewards[env], terminated[env], truncated[env]))
+        for _ in range(5):
+            batch = buffer.sample(11, n_step, gamma, rng)
+            for row in range(11):
+                start, env = divmod(int(batch["obs"][row, 0]), 100)
+                expected, steps, terminal = 0.0, 0, False
+                for reward, terminal, limit in walks[env][start : start + n_step]:
+                    expected += gamma**steps * reward
+                    steps += 1
+                    if terminal or limit:
+                        cut.add(steps)
+                        break
+                assert batch["rewards"][row] == pytest.approx(expected, abs=1e-5)
+                assert batch["discounts"][row] == pytest.approx(gamma**steps)
+                assert batch["terminated"][row] == terminal
+                assert batch["next_obs"][row, 0] == 100 * (start + steps - 1) + env + 50
+                assert (t - start) * num_envs < capacity + num_envs
+                drawn.add(steps)
+    assert drawn == cut == set(range(1, min(n_step, -(-capacity // num_envs)) + 1))
+    assert batch.keys() == {"obs", "actions", "rewards", "next_obs", "terminated", "discounts"}
+
+
+def test_n_steps_by_hand():
+    buffer, rng = td3.ReplayBuffer(5, 1, 1, 1), np.random.default_rng(0)
+    for obs, reward, terminated, truncated in (
+        (0, 1, False, False),
+        (1, 2, False, True),
+        (2, 4, False, False),
+        (3, 8, True, False),
+    ):
+        row = np.float32([[obs]])
+        ends = np.array([terminated]), np.array([truncated])
+        buffer.add(row, row, np.float32([reward]), row + 10, *ends)
+    batch = buffer.sample(97, 3, 0.5, rng)
+    rows = [batch[k].squeeze(-1) for k in ("obs", "next_obs")]
+    rows += [batch[k] for k in ("rewards", "discounts", "terminated")]
+    expected = {
+        (0, 11, 2.0, 0.25, False),  # 1 + 2/2, cut by the time limit, whose successor counts
+        (1, 11, 2.0, 0.5, False),
+        (2, 13, 8.0, 0.25, True),  # 4 + 8/2
+        (3, 13, 8.0, 0.5, True),
+    }
+    assert set(zip(*(row.tolist() for row in rows), strict=True)) == expected
+
+
+def test_training_hands_n_step_and_ends_to_the_buffer(monkeypatch):
+    """A checkpoint's cut, too: no return crosses it."""
+    added, sampled = [], []
+    add, sample = td3.ReplayBuffer.add, td3.ReplayBuffer.sample
+
+    def of_add(buffer, *step):
+        added.append(step)
+        add(buffer, *step)
+
+    def of_sample(buffer, *inputs):
+        sampled.append(inputs)
+        return sample(buffer, *inputs)
+
+    monkeypatch.setattr(td3.ReplayBuffer, "add", of_add)
+    monkeypatch.setattr(td3.ReplayBuffer, "sample", of_sample)
+    settings = dict(SMALL, total_timesteps=230, checkpoint_frequency=70, n_step=3, gamma=0.7)
+    run = train(td3, env_id="Pendulum-v1", num_envs=2, **settings)
+    assert sampled == [(32, 3, 0.7, run.rng)] * 30
+    ends = [2 * (i + 1) for i, step in enumerate(added) if step[5].all()]
+    assert ends == [70, 140, 210] and not any(step[4].any() for step in added)
+
+
 def test_samples_are_not_consecutive():
-    buffer, rng = td3.ReplayBuffer(1000, 1, 1), np.random.default_rng(0)
+    buffer, rng = td3.ReplayBuffer(1000, 1, 1, 1), np.random.default_rng(0)
     zeros, never = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
     for reward in range(1000):
-        buffer.add(zeros, zeros, np.float32([reward]), zeros, never)
-    times = buffer.sample(1000, rng)["rewards"]
+        buffer.add(zeros, zeros, np.float32([reward]), zeros, never, never)
+    times = buffer.sample(1000, 1, 0.9, rng)["rewards"]
     assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
 
 
-@pytest.mark.parametrize("name", range(5))
+@pytest.mark.parametrize("name", range(6))
 def test_the_buffer_refuses_columns(name):
-    buffer = td3.ReplayBuffer(11, OBS, ACTIONS)
-    shapes = [(2, OBS), (2, ACTIONS), (2,), (2, OBS), (2,)]
+    buffer = td3.ReplayBuffer(11, 2, OBS, ACTIONS)
+    shapes = [(2, OBS), (2, ACTIONS), (2,), (2, OBS), (2,), (2,)]
     step = [np.zeros(shape, np.float32) for shape in shapes]
     buffer.add(*step)
     step[name] = step[name][..., None]
