@@ -258,3 +258,40 @@ class WaitingCartPole(gym.Wrapper):
 
 
 gym.register("WaitingCartPole-v0", WaitingCartPole)
+
+
+class CartPole100(gym.RewardWrapper):
+    """CartPole-v1 with 100 a step: discounted returns are far outside of C51's default support."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def reward(self, reward):
+        return 100 * reward
+
+
+gym.register("CartPole100-v0", CartPole100)
+
+
+class Flat(gym.Env):
+    """One step, nothing to see, and reward -scale a^2 for an action a in [-1, 1].
+
+    What SAC learns here is known: the density of u, where a = tanh(u), that is best at a given
+    temperature, so entropy and temperature lie on a curve that can be computed.
+    """
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, scale=10.0):
+        self.scale = scale
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), -self.scale * float(action[0]) ** 2, True, False, {}
+
+
+gym.register("Flat-v0", Flat)

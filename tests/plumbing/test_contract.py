@@ -129,11 +129,12 @@ def test_other_actions_than_several_are_refused(refused, env):
 
 
 PPO_VARIANTS = ["ppo_lstm", "ppo_rnd", "ppo_network --batch-norm", "ppo_seeds --num-seeds 2"]
-DQN_VARIANTS = ["dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
+Q_VARIANTS = ["dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
+Q_VARIANTS += ["dqn_quantile", "ppo_pqn"]
 
 
 @pytest.mark.parametrize("kwargs", ["Int32Start", "UInt8", "Chatty", "Ending nan", "Ending inf"])
-@pytest.mark.parametrize("variant", PPO_VARIANTS + DQN_VARIANTS)
+@pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS)
 def test_variants_train_where_their_parents_do(command, variant, kwargs):
     (name, *flags), (env, *last) = variant.split(), kwargs.split()
     words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
@@ -152,14 +153,14 @@ def test_variants_of_ppo_take_real_actions(command, variant, env):
 
 
 @pytest.mark.parametrize("env", ["Several", "Empty", "Grid"])
-@pytest.mark.parametrize("variant", PPO_VARIANTS + DQN_VARIANTS)
+@pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS)
 def test_variants_refuse_what_their_parents_do(refused, variant, env):
     name, *flags = variant.split()
     words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
     refused(name, " ".join(words))
 
 
-@pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask"])
+@pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask", "ppo_pqn"])
 def test_a_last_rollout_of_one_step_trains_in_variants(command, variant):
     name, *flags = variant.split()
     env = {"ppo_mask": "tasks:InvalidActions", "ppo_multidiscrete": "environments:Several"}

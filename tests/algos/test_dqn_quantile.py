@@ -1,0 +1,346 @@
+"""dqn_quantile.py: the loss against numbers worked out by hand and a loop, targets, the actions
+that they are of, prioritised replay, and a bandit whose quantiles are known.
+"""
+
+import dqn
+import dqn_prioritised
+import dqn_quantile
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import NUMBERS, only_run, scalars, stopped
+from gymnasium.spaces import Box, Discrete
+from test_runs import TINY
+
+BATCH, ACTIONS, ATOMS = 7, 3, 5
+
+
+class TwoPayoffs(gym.Env):
+    """One step: action 0 pays 0 or 10, equally likely, action 1 always 4."""
+
+    observation_space, action_space = Box(0, 1, (1,), np.float32), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        payoff = 4 if action == 1 else 10 * self.np_random.integers(2)
+        return np.zeros(1, np.float32), float(payoff), True, False, {}
+
+
+gym.register("TwoPayoffs-v0", TwoPayoffs)
+
+
+def new_run(**settings):
+    args = dqn_quantile.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return dqn.Run("dqn_quantile", args, dqn_quantile.make_agent, dqn.evaluation_policy)
+
+
+def trained(**settings):
+    run = new_run(**settings)
+    dqn_quantile.train(run.args, run)
+    return run
+
+
+def loss_of(quantiles, targets, kappa=1.0):
+    return dqn_quantile.quantile_huber_loss(torch.tensor(quantiles), torch.tensor(targets), kappa)
+
+
+def loop(quantiles, targets, kappa):
+    """Equation 10 of the paper and the line above it, written down once more."""
+    losses = []
+    for thetas, ys in zip(quantiles.tolist(), targets.tolist(), strict=True):
+        loss = 0.0
+        for i, theta in enumerate(thetas, 1):
+            tau = (2 * i - 1) / (2 * len(thetas))
+            for y in ys:
+                u = y - theta
+                huber = u * u / 2 if abs(u) <= kappa else kappa * (abs(u) - kappa / 2)
+                loss += (tau if u >= 0 else 1 - tau) * huber / kappa / len(ys)
+        losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize(
+    "quantiles, targets, kappa, expected",
+    [
+        ([0.0, 1.0], [0.5, 3.0], 1.0, 0.65625 / 2 + 1.15625 / 2),
+        ([0.0, 1.0], [-1.0, 3.0], 1.0, 1.25),
+        ([0.0], [3.0], 2.0, 0.5 * 2 * (3 - 2 / 2) / 2),
+        ([0.0], [1.0], 2.0, 0.5 * 0.5 / 2),
+    ],
+)
+def test_the_loss_by_hand(quantiles, targets, kappa, expected):
+    assert loss_of([quantiles], [targets], kappa).tolist() == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize("kappa", [0.5, 1.0, 2.0])
+def test_the_loss_equals_a_loop(kappa):
+    """With another number of targets than of quantiles, so that no axis passes for another."""
+    generator = torch.Generator().manual_seed(0)
+    quantiles, targets = (torch.randn(BATCH, n, generator=generator) * 2 for n in (ATOMS, 11))
+    found = dqn_quantile.quantile_huber_loss(quantiles, targets, kappa)
+    assert found.tolist() == pytest.approx(loop(quantiles, targets, kappa), rel=1e-5)
+
+
+def test_targets_have_no_order_and_quantiles_do():
+    quantiles, targets = [0.0, 1.0, 5.0], [0.5, 3.0, -2.0]
+    plain = loss_of([quantiles], [targets]).item()
+    assert loss_of([quantiles], [targets[::-1]]).item() == pytest.approx(plain)
+    assert loss_of([quantiles[::-1]], [targets]).item() > plain + 0.5
+
+
+def test_one_quantile_learns_as_half_of_dqns_huber_loss():
+    quantiles = torch.randn(BATCH, 1, requires_grad=True)
+    targets = 2 * torch.randn(BATCH, 1)
+    losses = dqn_quantile.quantile_huber_loss(quantiles, targets, 1.0)
+    huber = F.smooth_l1_loss(quantiles, targets, reduction="none").squeeze(1)
+    torch.testing.assert_close(losses, huber / 2)
+    gradients = [torch.autograd.grad(x.sum(), quantiles)[0] for x in (losses, huber)]
+    torch.testing.assert_close(gradients[0], gradients[1] / 2)
+
+
+def test_rows_of_different_batches_are_refused():
+    with pytest.raises(AssertionError):
+        loss_of([[0.0, 1.0]], [[0.0, 1.0], [2.0, 3.0]])
+    with pytest.raises(AssertionError):
+        loss_of([[0.0, 1.0]], [0.0, 1.0])
+
+
+def two_payoffs(taus):
+    """Where the loss is smallest if 0 and 10 are equally likely, kappa 1: tau min(10 - theta, 1) =
+    (1 - tau) min(theta, 1). Close to the quantiles, 0 below tau 1/2 and 10 above it.
+    """
+    return [tau / (1 - tau) if tau < 0.5 else 10 - (1 - tau) / tau for tau in taus]
+
+
+def test_the_fixed_point_of_two_payoffs():
+    quantiles, payoffs = torch.full((1, 4), 3.0, requires_grad=True), torch.tensor([[0.0, 10.0]])
+    optimizer = torch.optim.SGD([quantiles], lr=0.5)
+    for _ in range(400):
+        optimizer.zero_grad()
+        dqn_quantile.quantile_huber_loss(quantiles, payoffs, 1.0).sum().backward()
+        optimizer.step()
+    expected = two_payoffs([1 / 8, 3 / 8, 5 / 8, 7 / 8])
+    assert quantiles[0].tolist() == pytest.approx(expected, abs=1e-3)
+    assert expected == pytest.approx([1 / 7, 3 / 5, 10 - 3 / 5, 10 - 1 / 7])
+
+
+def test_targets_by_hand():
+    """Of a task that ended what follows does not count, not even if it is no number."""
+    next_quantiles = torch.tensor([[1.0, 2.0], [torch.nan, torch.inf], [5.0, -4.0]])
+    rewards, discounts = torch.tensor([0.5, 3.0, 1.0]), torch.tensor([0.5, 0.9, 0.25])
+    terminated = torch.tensor([False, True, False])
+    found = dqn_quantile.quantile_targets(next_quantiles, rewards, discounts, terminated)
+    assert found.tolist() == [[1.0, 1.5], [3.0, 3.0], [2.25, 0.0]]
+
+
+class Table(dqn_quantile.QNetwork):
+    """Quantiles are the observation, (batch, actions * atoms), plus what the network has learned
+    of each action and atom.
+    """
+
+    def __init__(self, start):
+        torch.nn.Module.__init__(self)
+        self.device = torch.device("cpu")
+        self.learned = torch.nn.Parameter(start)
+
+    def logits(self, obs):
+        return obs.reshape(-1, ACTIONS, ATOMS) + self.learned
+
+
+def tables(seed=0):
+    """A network, its target, and a batch."""
+    torch.manual_seed(seed)
+    networks = [Table(0.5 * torch.randn(ACTIONS, ATOMS)) for _ in range(2)]
+    batch = {name: torch.randn(BATCH, ACTIONS * ATOMS) for name in ("obs", "next_obs")}
+    batch |= {"rewards": torch.randn(BATCH), "discounts": torch.rand(BATCH)}
+    batch |= {"actions": torch.arange(BATCH) % ACTIONS, "terminated": torch.arange(BATCH) % 3 == 0}
+    return *networks, batch | {"weights": torch.rand(BATCH)}
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_losses_row_by_row(double):
+    """The next action is the one with the largest mean, of the target network or of the other."""
+    network, target, batch = tables()
+    kappa, chosen = 0.5, set()
+    losses, errors, found = dqn_quantile.quantile_losses(
+        network, target, batch, dqn_quantile.Args(double=double, kappa=kappa)
+    )
+    taken, q_values = [], []
+    for k in range(BATCH):
+        following = batch["next_obs"][k].reshape(ACTIONS, ATOMS)
+        ranking = (network if double else target).learned.detach() + following
+        best = max(range(ACTIONS), key=lambda a, ranking=ranking: ranking[a].sum().item())
+        y = batch["rewards"][k] + torch.zeros(ATOMS)
+        if not batch["terminated"][k]:
+            chosen.add(best)
+            y = y + batch["discounts"][k] * (target.learned.detach()[best] + following[best])
+        q_values.append(network.learned.detach() + batch["obs"][k].reshape(ACTIONS, ATOMS))
+        taken.append(q_values[-1][batch["actions"][k]])
+        expected = loop(taken[-1][None], y[None], kappa)
+        assert losses[k].item() == pytest.approx(expected[0], rel=1e-4)
+    assert len(chosen) > 1
+    torch.testing.assert_close(errors, losses.detach())
+    assert found["q_values"].item() == pytest.approx(torch.stack(taken).mean().item(), rel=1e-4)
+    spread = torch.stack(q_values).mean(dim=2).std(dim=0, correction=0).mean()
+    assert found["q_spread"].item() == pytest.approx(spread.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_only_the_quantiles_of_the_action_learn(double):
+    network, target, batch = tables()
+    args = dqn_quantile.Args(double=double)
+    batch["actions"][:] = 1
+    dqn_quantile.quantile_losses(network, target, batch, args)[0].sum().backward()
+    assert target.learned.grad is None and not errors_have_gradients(network, target, batch, args)
+    assert network.learned.grad.any(dim=1).tolist() == [False, True, False]
+    own = torch.autograd.grad(
+        dqn_quantile.quantile_losses(network, network, batch, args)[0].sum(), network.learned
+    )
+    assert own[0].any(dim=1).tolist() == [False, True, False]
+
+
+def errors_have_gradients(*settings):
+    return dqn_quantile.quantile_losses(*settings)[1].requires_grad
+
+
+def test_the_double_and_the_target_network_differ_here():
+    network, target, batch = tables()
+    losses = [
+        dqn_quantile.quantile_losses(network, target, batch, dqn_quantile.Args(double=double))[0]
+        for double in (False, True)
+    ]
+    assert (losses[0] != losses[1]).any()
+
+
+class Errors:
+    """A buffer that keeps the errors it is given."""
+
+    drawn = "steps", "envs"
+
+    def set_errors(self, steps, envs, errors):
+        assert (steps, envs) == self.drawn and isinstance(errors, np.ndarray)
+        self.errors = errors
+
+
+def test_priorities_are_the_losses_without_their_weights():
+    network, target, batch = tables()
+    buffer, args = Errors(), dqn_quantile.Args(priority_exponent=0.6)
+    plain, *_ = dqn_quantile.quantile_losses(network, target, batch, args)
+    losses, errors, _ = dqn_quantile.weighted_losses(buffer, network, target, batch, args)
+    torch.testing.assert_close(losses, batch["weights"] * plain)
+    np.testing.assert_array_equal(buffer.errors, plain.detach().numpy())
+    torch.testing.assert_close(errors, plain.detach())
+
+
+def test_what_acts_is_the_mean_and_nothing_else_is_saved():
+    torch.manual_seed(0)
+    network = dqn_quantile.QNetwork(dqn_quantile.Args(n_atoms=ATOMS), Box(-1, 1, (2,)), ACTIONS)
+    obs = np.random.default_rng(0).uniform(-1, 1, (BATCH, 2)).astype(np.float32)
+    with torch.no_grad():
+        means = network.logits(torch.as_tensor(obs)).numpy().mean(axis=2)
+        np.testing.assert_allclose(network(torch.as_tensor(obs)), means, rtol=1e-5, atol=1e-7)
+    actions = network.act(obs, 0.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(actions, means.argmax(axis=1))
+    plain = dqn.QNetwork(dqn.Args(n_atoms=ATOMS), Box(-1, 1, (2,)), ACTIONS)
+    assert network.state_dict().keys() == plain.state_dict().keys() - {"support"}
+
+
+@pytest.mark.parametrize("n_atoms", [1, ATOMS])
+def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_atoms):
+    calls = []
+
+    def spy(args, run, buffer=None, losses_of=None):
+        calls.append((buffer, losses_of))
+
+    monkeypatch.setattr(dqn, "train", spy)
+    trained(**SHORT | {"n_atoms": n_atoms})
+    trained(**SHORT, priority_exponent=0.6)
+    trained(**TINY["dqn of frames"], priority_exponent=0.6)
+    assert calls[0] == (None, dqn_quantile.quantile_losses)
+    for buffer, losses_of in calls[1:]:
+        assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
+        assert losses_of.func is dqn_quantile.weighted_losses and losses_of.args == (buffer,)
+    assert [buffer.frames.shape[2:] for buffer, _ in calls[1:]] == [(4,), (84, 84)]
+
+
+SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
+SWITCHES = {
+    "plain": dict(batch_size=101),
+    "rainbow": dict(double=True, dueling=True, num_envs=2, n_atoms=7, priority_exponent=0.6),
+    "one": dict(n_atoms=1, kappa=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_run_goes_on_where_it_was_stopped(name):
+    settings = SHORT | SWITCHES[name]
+    whole = trained(**settings)
+    run = stopped(new_run(**settings), dqn_quantile.train, after=400)
+    resumed = trained(**settings, resume=str(run.folder))
+    assert resumed.hash() == whole.hash() != new_run(**settings).hash()
+
+
+@pytest.mark.parametrize("change", [dict(kappa=0.5), dict(n_atoms=7), dict(priority_exponent=0.6)])
+def test_a_switch_changes_what_is_learned(change):
+    assert trained(**SHORT | change).hash() != trained(**SHORT).hash()
+
+
+def test_a_buffer_with_exponent_0_changes_nothing():
+    run, plain = new_run(**SHORT), trained(**SHORT)
+    buffer = dqn_prioritised.ReplayBuffer(run.args, run.obs_space)
+    losses_of = lambda *rest: dqn_quantile.weighted_losses(buffer, *rest)  # noqa: E731
+    dqn.train(run.args, run, buffer, losses_of)
+    assert run.hash() == plain.hash()
+
+
+def test_the_bandit_is_learned_as_two_payoffs():
+    """Where its mean, 5, never happens. As in the fixed point above, but for the noise."""
+    settings = dict(env_id="TwoPayoffs-v0", total_timesteps=6_000, n_atoms=8, hidden_sizes=(16, 16))
+    settings |= dict(learning_starts=1_000, train_frequency=8, gradient_steps=2, end_e=1.0)
+    run = trained(**settings)
+    with torch.no_grad():
+        payoffs, certain = run.agent.logits(torch.zeros(1, 1))[0]
+    expected = two_payoffs([(2 * i - 1) / 16 for i in range(1, 9)])
+    assert payoffs.tolist() == pytest.approx(expected, abs=1.0)
+    assert certain.tolist() == pytest.approx([4] * 8, abs=0.2)
+    assert payoffs.mean().item() == pytest.approx(5, abs=0.3) and run.evaluate().mean() > 4
+
+
+def test_the_script_evaluates_what_it_trained(script, tmp_path):
+    trained = script("dqn_quantile", "--total-timesteps", 1200, "--eval-episodes", 2)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("CartPole-v1", "dqn_quantile")
+    evaluated = script("dqn_quantile", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+    tags = {tag for tag, _ in scalars(folder) if tag.startswith("losses/")}
+    assert tags == {"losses/td_loss", "losses/q_values", "losses/q_spread"}
+
+
+@pytest.mark.parametrize("flags", ["--kappa 0", "--kappa inf", "--n-atoms 0"])
+def test_a_wrong_number_is_refused_in_a_line(script, flags):
+    result = script("dqn_quantile", *flags.split(), ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
+    assert flags.split()[0].strip("-").replace("-", "_") in result.err
+
+
+@pytest.mark.parametrize("flags", ["--v-min 0", "--v-max 9", "--loss mse"])
+def test_flags_of_a_support_are_not_offered(script, flags):
+    result = script("dqn_quantile", *flags.split(), ok=False)
+    assert result.status == 2 and flags.split()[0] in result.err
+    assert flags.split()[0] not in script("dqn_quantile", "--help").out.split()
+
+
+def test_continuous_actions_are_refused(script):
+    result = script("dqn_quantile", "--env-id", "Pendulum-v1", ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1 and "Discrete" in result.err
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole():
+    assert trained(total_timesteps=20_000, eval_episodes=20).evaluate().mean() > 400

@@ -1,0 +1,319 @@
+"""ppo_pqn.py: lambda-returns against numbers worked out by hand and a loop, the loss, the epsilon,
+where the normalisation stands, and which curves there are.
+"""
+
+import environments
+import gymnasium as gym
+import numpy as np
+import ppo
+import ppo_pqn
+import pytest
+import torch
+from conftest import NUMBERS, only_run, scalars, stopped
+from gymnasium.spaces import Box, Discrete
+from torch import nn
+
+STEPS, ENVS, ACTIONS = 7, 3, 5
+gym.register("PixelsForPqn-v0", environments.Picture, kwargs={"shape": (37, 41, 3)})
+
+
+def new_run(**settings):
+    args = ppo_pqn.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
+    return ppo.Run("ppo_pqn", args, ppo_pqn.make_agent, ppo_pqn.evaluation_policy)
+
+
+def trained(**settings):
+    run = new_run(**settings)
+    ppo_pqn.train(run.args, run)
+    return run
+
+
+class Table(ppo_pqn.Agent):
+    """Q is what is observed, plus what is learned of each action."""
+
+    def make_networks(self, args, input_shape, num_outputs):
+        self.learned = nn.Parameter(torch.zeros(num_outputs))
+
+    def policy(self, features):
+        return features + self.learned
+
+
+def table(num_actions=ACTIONS, **settings):
+    space = Box(-np.inf, np.inf, (num_actions,), np.float32)
+    return Table(ppo_pqn.Args(**settings), space, Discrete(num_actions))
+
+
+def observed(values, num_actions=ACTIONS):
+    """Q (..., num_actions) whose largest is V, (...), and never that of the first action."""
+    values = np.asarray(values, np.float32)
+    below = np.arange(1, num_actions + 1, dtype=np.float32)[::-1]  # below V, by up to num_actions
+    return values[..., None] - below + 1
+
+
+def batch_of(values, last_values, rewards, terminated, truncated, gamma, gae_lambda):
+    """ppo's batch of a rollout. values (steps, envs): V of what is acted on; last_values: V of what
+    each action led to where that is not acted on next, elsewhere anything.
+    """
+    agent, buffer = table(gamma=gamma, gae_lambda=gae_lambda), ppo.RolloutBuffer()
+    steps, envs = np.shape(values)
+    args = ppo_pqn.Args(num_envs=envs, gamma=gamma, gae_lambda=gae_lambda)
+    for t in range(steps):
+        step = {"obs": observed(values[t]), "next_obs": observed(last_values[t])}
+        step |= {"actions": np.zeros(envs, np.int64), "rewards": np.float32(rewards[t])}
+        buffer.add(**step, terminated=terminated[t], truncated=truncated[t])
+    batch, _ = ppo.rollout_batch(agent, buffer, args, np.zeros(envs))
+    return batch
+
+
+NO = [[False]] * 3
+ENDS = [[False], [True], [False]]
+
+
+@pytest.mark.parametrize(
+    "terminated, truncated, expected",
+    [
+        (NO, NO, [15.67, 22.6, 28.0]),
+        (NO, ENDS, [14.05, 19.0, 28.0]),  # 19 = 1 + 0.9 * 20, of the last observation
+        (ENDS, NO, [5.95, 1.0, 28.0]),
+        (ENDS, ENDS, [5.95, 1.0, 28.0]),
+    ],
+)
+def test_returns_by_hand(terminated, truncated, expected):
+    """Rewards of 1, V = 7, 10, 20 and at last 30, gamma 0.9, lambda 0.5. Where the episode ends V
+    of its last observation is 20 and what is acted on next, by chance, has 20 as well.
+    """
+    values, last_values = [[7.0], [10.0], [20.0]], [[99.0], [20.0], [30.0]]
+    ends = np.array(terminated), np.array(truncated)
+    batch = batch_of(values, last_values, [[1.0]] * 3, *ends, 0.9, 0.5)
+    assert batch["returns"].tolist() == pytest.approx(expected, abs=1e-4)
+    assert batch["values"].tolist() == [7, 10, 20]
+
+
+def random_rollout(seed=0):
+    rng = np.random.default_rng(seed)
+    values, last_values, rewards = rng.normal(size=(3, STEPS, ENVS)).astype(np.float32)
+    terminated, truncated = rng.random((2, STEPS, ENVS)) < 0.25
+    assert (terminated & ~truncated).any() and (truncated & ~terminated).any()
+    assert not (terminated | truncated)[-1].all()
+    return values, last_values, rewards, terminated, truncated
+
+
+def lambda_returns(values, last_values, rewards, terminated, truncated, gamma, lam):
+    """The paper's recursion, forward from each step, until the episode or the rollout ends."""
+    returns = np.zeros((STEPS, ENVS))
+    for env in range(ENVS):
+        for t in reversed(range(STEPS)):
+            if terminated[t, env]:
+                following = 0.0
+            elif truncated[t, env] or t == STEPS - 1:
+                following = last_values[t, env]
+            else:
+                following = (1 - lam) * values[t + 1, env] + lam * returns[t + 1, env]
+            returns[t, env] = rewards[t, env] + gamma * following
+    return returns
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.65, 1.0])
+def test_returns_equal_the_recursion_of_the_paper(lam):
+    rollout = random_rollout()
+    batch = batch_of(*rollout, 0.9, lam)
+    expected = lambda_returns(*rollout, 0.9, lam)
+    np.testing.assert_allclose(batch["returns"].reshape(STEPS, ENVS), expected, atol=2e-6)
+
+
+def test_the_loss_by_hand():
+    """Q = 1 and 4 of the actions taken, returns 3 and 8: half of the mean of 4 and 16 is 5."""
+    agent, args = table(2), ppo_pqn.Args()
+    minibatch = {"obs": torch.tensor([[1.0, 7.0], [2.0, 4.0]]), "actions": torch.tensor([0, 1])}
+    minibatch["returns"] = torch.tensor([3.0, 8.0])
+    loss, terms, log_ratio = ppo_pqn.pqn_loss(agent, minibatch, args, 0.0)
+    assert loss.item() == 5 and log_ratio.tolist() == [0, 0]
+    assert {name: term.item() for name, term in terms.items()} == {
+        "td_loss": 5, "q_values": 2.5, "values": 5.5,
+    }  # fmt: skip
+    loss.backward()  # (Q - R) / 2 of each action, one step of either
+    assert agent.learned.grad.tolist() == [-1, -2]
+
+
+def test_a_column_of_returns_is_refused():
+    agent, obs = table(2), torch.ones(3, 2)
+    minibatch = {"obs": obs, "actions": torch.zeros(3, dtype=torch.int64)}
+    with pytest.raises(AssertionError):
+        ppo_pqn.pqn_loss(agent, minibatch | {"returns": torch.ones(3, 1)}, ppo_pqn.Args(), 0.0)
+
+
+def test_exploring_actions_are_uniform_and_the_others_greedy():
+    agent, rng, n = table(), np.random.default_rng(0), 20_000
+    obs = observed(np.random.default_rng(1).normal(size=n))  # the last action is the best
+    agent.epsilon = 0.4
+    shares = np.bincount(agent.act(obs, rng), minlength=ACTIONS) / n
+    np.testing.assert_allclose(shares, [0.08] * 4 + [0.68], atol=0.01)
+    agent.epsilon = 0.0
+    assert set(agent.act(obs, rng)) == {ACTIONS - 1}
+    agent.epsilon = 1.0
+    assert set(agent.act(obs, rng, greedy=True)) == {ACTIONS - 1}
+    assert len(set(agent.act(obs, rng))) == ACTIONS
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5"])
+def test_evaluations_are_greedy_in_games_too(env_id):
+    agent = table()
+    agent.epsilon = 1.0
+    policy = ppo_pqn.evaluation_policy(agent, np.random.default_rng(0), ppo_pqn.Args(env_id=env_id))
+    assert set(policy(observed(np.zeros(99)))) == {ACTIONS - 1}
+
+
+SHORT = dict(total_timesteps=1024, num_envs=4, num_steps=16, checkpoint_frequency=256)
+
+
+def test_epsilon_falls_from_step_to_step():
+    epsilons = []
+    run = new_run(**SHORT, start_e=0.9, end_e=0.1, exploration_fraction=0.25)
+    step = run.step
+
+    def spy(actions):
+        epsilons.append(run.agent.epsilon)
+        return step(actions)
+
+    run.step = spy
+    ppo_pqn.train(run.args, run)
+    steps = np.arange(0, 1024, 4)
+    np.testing.assert_allclose(epsilons, np.maximum(0.9 - 0.8 * steps / 256, 0.1))
+
+
+def test_an_edited_policy_changes_acting_and_targets_alike():
+    class Doubled(Table):
+        def policy(self, features):
+            return -2 * super().policy(features)
+
+    space = Box(-np.inf, np.inf, (ACTIONS,), np.float32)
+    agent = Doubled(ppo_pqn.Args(), space, Discrete(ACTIONS))
+    obs = observed(np.arange(3.0))
+    np.testing.assert_array_equal(agent.act(obs, None, greedy=True), [0, 0, 0])
+    batch = {"obs": torch.as_tensor(obs), "actions": torch.full((3,), 2)}
+    q_values, _, values = agent.evaluate_actions(batch)
+    np.testing.assert_array_equal(values.detach(), -2 * obs[:, 0])
+    np.testing.assert_array_equal(agent.value(batch["obs"]).detach(), -2 * obs[:, 0])
+    np.testing.assert_array_equal(q_values.detach(), -2 * obs[:, 2])
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_each_hidden_layer_is_normalised_before_its_activation(activation):
+    torch.manual_seed(0)
+    args = ppo_pqn.Args(hidden_size=13, activation=activation)
+    agent = ppo_pqn.Agent(args, Box(-1, 1, (2,)), Discrete(ACTIONS))
+    kind = nn.Tanh if activation == "tanh" else nn.ReLU
+    layers = [nn.Linear, nn.LayerNorm, kind, nn.Linear, nn.LayerNorm, kind, nn.Linear]
+    assert [type(layer) for layer in agent.q_network] == layers
+    x = torch.randn(11, 2)
+    for layer in agent.q_network:
+        x = layer(x)
+        if type(layer) is nn.LayerNorm:
+            torch.testing.assert_close(x.mean(dim=1), torch.zeros(11), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                x.std(dim=1, correction=0), torch.ones(11), atol=0.01, rtol=0
+            )
+    assert x.shape == (11, ACTIONS)
+
+
+def test_without_it_the_network_is_ppos():
+    networks = []
+    for make in (ppo_pqn.Agent, ppo.Agent):
+        torch.manual_seed(0)
+        args = ppo_pqn.Args(hidden_size=13, layer_norm=False)
+        networks.append(make(args, Box(-1, 1, (2,)), Discrete(ACTIONS)))
+    assert str(networks[0].q_network) == str(networks[1].actor)
+
+
+def test_images_are_normalised_after_each_layer():
+    torch.manual_seed(0)
+    args = ppo_pqn.Args()
+    agent = ppo_pqn.Agent(args, Box(0, 255, (3, 37, 41), np.uint8), Discrete(ACTIONS))
+    shapes = [tuple(x.normalized_shape) for x in agent.trunk if isinstance(x, nn.LayerNorm)]
+    assert shapes == [(32, 8, 9), (64, 3, 3), (64, 1, 1), (512,)]
+    plain = ppo_pqn.Args(layer_norm=False)
+    agent = ppo_pqn.Agent(plain, Box(0, 255, (3, 37, 41), np.uint8), Discrete(ACTIONS))
+    assert not any(isinstance(x, nn.LayerNorm) for x in agent.modules())
+
+
+def test_under_a_time_limit_q_of_every_action_is_right():
+    """Reward 1 in every step and nothing to see: V = 1 / (1 - gamma) = 2, where an end by the time
+    limit taken for the end of the task would leave less.
+    """
+    settings = dict(env_id="environments:Blind-v0", total_timesteps=8192, gamma=0.5)
+    run = trained(**settings, learning_rate=0.01, hidden_size=16)
+    with torch.no_grad():
+        q_values = run.agent(torch.ones(1, 1))
+    assert q_values.tolist() == [pytest.approx([2, 2], abs=0.02)]
+
+
+def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):
+    seen, train = [], ppo.train
+
+    def spy(args, run, optimizer, collect, **parts):
+        seen.append((optimizer, collect, parts))
+        return train(args, run, optimizer, collect, **parts)
+
+    monkeypatch.setattr(ppo, "train", spy)
+    trained(**SHORT, learning_rate=0.01)
+    ((optimizer, collect, parts),) = seen
+    assert type(optimizer) is torch.optim.RAdam and optimizer.param_groups[0]["lr"] < 0.001
+    assert collect is ppo_pqn.collect and parts == {"loss_of": ppo_pqn.pqn_loss}
+
+
+SWITCHES = {
+    "plain": {},
+    "normalised": dict(norm_obs=True, norm_reward=True, layer_norm=False, num_minibatches=3),
+    "images": dict(env_id="PixelsForPqn-v0", total_timesteps=192, checkpoint_frequency=64,
+                   update_epochs=1, torch_threads=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_run_goes_on_where_it_was_stopped(name):
+    settings = SHORT | dict(num_steps=15, total_timesteps=1020) | SWITCHES[name]
+    settings |= dict(num_steps=16) if name != "normalised" else {}
+    whole = trained(**settings)
+    run = stopped(new_run(**settings), ppo_pqn.train, after=3 * settings["total_timesteps"] // 5)
+    resumed = trained(**settings, resume=str(run.folder))
+    assert resumed.hash() == whole.hash() != new_run(**settings).hash()
+
+
+def test_the_script_evaluates_what_it_trained_and_has_no_curves_of_ratios(script, tmp_path):
+    trained = script("ppo_pqn", "--total-timesteps", 2048, "--eval-episodes", 2)
+    folder = only_run(tmp_path)
+    assert folder.parts[-3:-1] == ("CartPole-v1", "ppo_pqn")
+    evaluated = script("ppo_pqn", "--evaluate", folder)
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+    tags = {tag for tag, _ in scalars(folder) if not tag.startswith(("eval/", "charts/episodic"))}
+    expected = "losses/td_loss losses/q_values losses/values losses/explained_variance "
+    assert tags == {*(expected + "charts/epsilon charts/learning_rate").split()}
+
+
+def test_continuous_actions_are_refused(script):
+    result = script("ppo_pqn", "--env-id", "Pendulum-v1", ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1 and "Discrete" in result.err
+
+
+@pytest.mark.parametrize("flag", ["--start-e", "--end-e", "--exploration-fraction"])
+def test_a_share_lies_between_0_and_1(script, flag):
+    result = script("ppo_pqn", flag, 1.5, ok=False)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
+    assert flag.strip("-").replace("-", "_") in result.err
+
+
+def test_flags_of_a_policy_are_not_offered(script):
+    flags = "--clip-coef --ent-coef --vf-coef --target-kl --log-std-init".split()
+    shown = script("ppo_pqn", "--help").out
+    for flag in flags:
+        result = script("ppo_pqn", flag, 0.1, ok=False)
+        assert result.status == 2 and flag in result.err and flag not in shown
+    for flag in ("--norm-adv", "--anneal-clip", "--clip-vloss"):
+        assert script("ppo_pqn", flag, ok=False).status == 2 and flag not in shown
+    assert "--layer-norm" in shown
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole():
+    assert trained(total_timesteps=51_200, eval_episodes=20).evaluate().mean() > 400
