@@ -1,8 +1,8 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
 # make test     installs what is needed and runs the tests
 # make test-slow   runs the tests that `make test` leaves out: learning and long ones
-# make bugs     makes each mistake of bugs/ in a copy of the scripts; the test it names must fail
-# make bug-pictures  trains what the pictures of bugs/ lack, and draws them
+# make bugs     puts each mistake of tests/mutants/ into a copy of the scripts: its test must fail
+# make bug-pictures  redraws docs/pictures/, and trains what a curve there lacks
 # make torture  tries thousands of senseless command lines and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
@@ -24,10 +24,10 @@ test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m slow tests
 
 bugs: .venv/installed-dev
-	$(BIN)/python bugs/check.py
+	$(BIN)/python tests/mutants/check.py $(NAMES)
 
 bug-pictures: .venv/installed-dev
-	$(BIN)/python bugs/pictures.py
+	$(BIN)/python benchmarks/maintain/mistakes.py
 
 torture: .venv/installed-dev
 	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/plumbing/test_hostile.py

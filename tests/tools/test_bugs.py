@@ -1,114 +1,133 @@
-"""The collection of mistakes: data that fits the scripts, and a sample of what `make bugs` does."""
+"""Mutants fit the scripts, `make bugs` works, and the page of mistakes says what is so."""
 
+import collections
 import importlib
 import re
-import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, parse
 
-sys.path.insert(0, str(ROOT / "bugs"))
+sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
 import check
+import mistakes
 
-import pictures
-
-CATALOGUE = check.load()
-BUGS = {bug["name"]: bug for bug in CATALOGUE["bug"]}
-PICTURED = [name for name in BUGS if "picture" in BUGS[name]]
-
-
-def test_there_are_as_many_names_as_bugs():
-    assert len(BUGS) == len(CATALOGUE["bug"]) > 100
+MUTANTS = check.load()
+# a report, a paper, what others wrote without calling it a mistake, or nobody but us
+SOURCE = r"[\w.-]+/[\w.-]+#\d+|(arXiv|doi|(code|documentation|changelog) of) .+|own(: .+)?"
+NAMED = {mutant["name"]: mutant for mutant in MUTANTS}
+PAGE = (ROOT / "docs" / "when-it-does-not-learn.md").read_text()
+ENTRIES = re.findall(r"^```diff\n# algos/(\w+\.py): ([\w-]+)\n(.*?)^```$", PAGE, re.M | re.S)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_a_bug_fits_its_script(name):
-    bug = BUGS[name]
-    assert check.broken(bug) != (ROOT / "algos" / bug["file"]).read_text()
-    assert {"story", "source", "symptom", "test"} <= bug.keys()
-    assert bug["seen"] in CATALOGUE["seen"]
-    # test_copies.py would stop any change; what counts is who stops it by what it does
-    file, function = bug["test"].split("[")[0].split("::")
-    assert file != "tests/plumbing/test_copies.py"
-    assert f"def {function}(" in (ROOT / file).read_text()
+def what_is_wrong(mutant: dict) -> str | None:
+    fields = {"script", "name", "function", "before", "after", "source", "test"}
+    if mutant.keys() != fields:
+        return f"the fields are {sorted(mutant)}"
+    if not all(re.fullmatch(SOURCE, part) for part in mutant["source"].split("; ")):
+        return f"the source is {mutant['source']}"
+    try:
+        if check.broken(mutant) == (ROOT / "algos" / mutant["script"]).read_text():
+            return "it changes nothing"
+    except (ValueError, SyntaxError) as error:
+        return str(error)
+    file, function = mutant["test"].split("[")[0].split("::")
+    if file == "tests/plumbing/test_copies.py":  # any change fails there, whatever it does
+        return f"{file} is no test of a mistake"
+    if not (ROOT / file).exists() or f"def {function}(" not in (ROOT / file).read_text():
+        return f"there is no {file}::{function}"
+    return None
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_its_flags_are_those_of_the_script(name):
-    script = BUGS[name]["file"].removesuffix(".py")
-    module, parent = importlib.import_module(script), importlib.import_module(script.split("_")[0])
-    args_class = module.RunArgs if module is parent else module.Args  # a variant's has all of them
-    parent.parse_args(script, args_class, BUGS[name]["flags"])
+def test_every_mutant_fits_its_script_and_has_a_test():
+    assert len(MUTANTS) > 200
+    wrong = {m["name"]: text for m in MUTANTS if (text := what_is_wrong(m))}
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
 
 
-@pytest.mark.parametrize("name", PICTURED)
-def test_a_picture_is_made_of_its_points_and_those_of_its_flags(name):
-    bug = BUGS[name]
-    module = importlib.import_module(bug["file"].removesuffix(".py"))
-    args = parse(module, bug["picture"]["flags"])
-    points = pictures.read_points(pictures.csv_of(bug), pictures.first_row(bug))
-    assert points, f"{name}.csv has other flags, run: python bugs/pictures.py"
-    for curves in points.values():
-        assert len(curves) >= 5 and curves.keys() == set(check.SEEDS)
-        assert all(max(curve) == args.total_timesteps for curve in curves.values())
-    picture = (pictures.PICTURES / f"{name}.png").read_bytes()
-    assert len(picture) < 60_000
-    assert pictures.digest(bug).encode() in picture, "run: python bugs/pictures.py --draw"
-    story = check.README.read_text().split(f"\n### {name}\n")[1].split("\n### ")[0]
-    assert f"](pictures/{name}.png)" in story and len(bug["picture"]["caption"]) > 20
+def test_no_two_have_the_same_name():
+    count = collections.Counter(mutant["name"] for mutant in MUTANTS)
+    assert not [name for name in count if count[name] > 1]
 
 
-def test_there_are_pictures_of_all_kinds_and_no_others():
-    assert len(PICTURED) >= 12
-    assert {path.stem for path in pictures.CURVES.iterdir()} == set(PICTURED)
-    assert {path.stem for path in pictures.PICTURES.iterdir()} == set(PICTURED)
+@pytest.mark.parametrize("change, error", [
+    ({"before": "episode"}, r"`before` is \d+ times in gae"),
+    ({"before": "optimizer.zero_grad()"}, "`before` is 0 times in gae"),  # of another function
+    ({"function": "gea"}, "there is no gea"),
+    ({"function": "gae.gae"}, "there is no gae.gae"),
+])  # fmt: skip
+def test_what_does_not_fit_its_function_is_refused(change, error):
+    with pytest.raises(ValueError, match=error):
+        check.broken(NAMED["gae-across-episodes"] | change)
+
+
+def test_a_function_is_found_with_its_decorators_and_inside_of_others():
+    source = "a = 1\n\n\nclass B:\n    @c\n    def d(self):\n        def e():\n            pass\n"
+    assert check.lines_of(source, "") == (0, 9)
+    assert check.lines_of(source, "B") == (3, 8)
+    assert check.lines_of(source, "B.d") == (4, 8)
+    assert check.lines_of(source, "B.d.e") == (6, 8)
+
+
+def test_a_mistake_is_caught_and_a_change_that_is_none_survives(capsys):
+    mutant = NAMED["gae-end-one-step-off"]
+    harmless = mutant | {"after": mutant["before"] + "  # the same"}
+    wrong_name = mutant | {"after": mutant["before"].replace("deltas", "deltass")}
+    assert check.check_all([mutant, harmless, wrong_name]) == 2
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["caught", "SURVIVED", "SURVIVED"]
+    assert last == "caught 1 of 3"
+
+
+def lines(source: str) -> set[str]:
+    """The lines of a script, without indentation and remarks."""
+    return {line.strip().split("  #")[0] for line in source.splitlines()}
+
+
+def test_the_page_shows_right_and_wrong_lines_of_the_scripts():
+    assert len(ENTRIES) > 25 and len(PAGE.split()) <= 4000
+    for script, name, diff in ENTRIES:
+        assert NAMED[name]["script"] == script
+        healthy = lines((ROOT / "algos" / script).read_text())
+        changed = {"+": healthy, "-": lines(check.broken(NAMED[name]))}
+        for line in diff.splitlines():
+            assert line[2:].strip() in changed[line[0]], (name, line)
+
+
+def test_the_page_counts_and_cites_what_the_data_cites():
+    reports = {part for mutant in MUTANTS for part in mutant["source"].split("; ")}
+    for name, target in re.findall(r"\[([^\]]+#\d+)\]\((.*?)\)", PAGE):
+        assert name in reports, name
+        assert target == f"https://github.com/{name.replace('#', '/issues/')}"
+    kinds = (r".*#\d", r"(arXiv|doi) ", r"(code|documentation|changelog) ", r"own")
+    count = collections.Counter(
+        next(kind for kind in kinds if re.match(kind, mutant["source"])) for mutant in MUTANTS
+    )
+    shares = [int(share) for share in re.findall(r"^\| (\d+) % \|", PAGE, re.M)]
+    assert shares == pytest.approx([100 * count[k] / len(MUTANTS) for k in kinds], abs=3)
+
+
+def test_each_picture_is_drawn_from_the_points_beside_it():
+    shown = set(re.findall(r"\]\(pictures/([\w-]+)\.png\)", PAGE))
+    assert shown == {path.stem for path in mistakes.PICTURES.glob("*.png")} > set()
+    for name in shown:
+        path = mistakes.PICTURES / f"{name}.csv"
+        script, flags, _, points = mistakes.read(path)
+        assert script == NAMED[name]["script"]
+        args = parse(importlib.import_module(script.removesuffix(".py")), flags)
+        for curves in points.values():
+            assert curves.keys() == set(mistakes.SEEDS)
+            assert all(max(curve) == args.total_timesteps for curve in curves.values())
+        assert mistakes.digest(path).encode() in path.with_suffix(".png").read_bytes(), name
 
 
 def test_a_curve_is_the_mean_over_stretches_of_the_run(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(tmp_path / "runs" / "env" / "algo" / "run") as writer:
+    with SummaryWriter(tmp_path / "env" / "algo" / "run") as writer:
         for step, value in ((0, 9), (1, 1), (40, 3), (41, 5), (999, 7), (1000, 8)):
             writer.add_scalar("tag", value, step)
             writer.add_scalar("other", 0, step)
     # 25 stretches of 40 steps; the first begins behind step 0
-    assert pictures.curve(tmp_path, "tag", 1000) == {40: 2, 80: 5, 1000: 7.5}
-
-
-@pytest.mark.parametrize("flags, status", [(("--", "--gama", "1"), 1), (("--seeds", "0"), 2)])
-def test_runs_that_all_fail_are_no_success(flags, status):
-    command = [sys.executable, ROOT / "bugs" / "run.py", "gae-end-one-step-off", *flags]
-    assert subprocess.run(command, capture_output=True).returncode == status
-
-
-def test_the_readme_opens_with_ten_mistakes_and_a_table_by_symptom():
-    _, ten, symptoms, *_ = check.README.read_text().split("\n## ")
-    costly = {name for name in BUGS if "costly" in BUGS[name]}
-    assert len(costly) == 10 == len(re.findall(r"^\d+\. \*\*\[", ten, re.MULTILINE))
-    assert set(re.findall(r"\]\(#([\w-]+)\)", ten)) == costly
-    assert set(re.findall(r"pictures/([\w-]+)\.png", ten)) == costly & set(PICTURED)
-    listed = " ".join(CATALOGUE["symptoms"].values()).split()
-    assert set(listed) <= BUGS.keys() and len(set(listed)) > 50
-    assert all(f"[{name}](#{name})" in symptoms for name in listed)
-
-
-def test_a_text_that_is_not_there_once_is_refused():
-    bug = dict(BUGS["gae-across-episodes"], before="import")
-    with pytest.raises(ValueError, match=r"times in algos/ppo\.py, not once"):
-        check.broken(bug)
-
-
-def test_the_readme_is_written_from_the_data():
-    assert check.README.read_text() == check.readme(CATALOGUE), "run: python bugs/check.py"
-
-
-def test_a_sample_is_killed_and_a_change_that_is_no_mistake_survives(capsys):
-    quick = ("c51-softmax-over-actions", "gae-end-one-step-off", "polyak-the-wrong-way-round")
-    healthy = BUGS["gae-across-episodes"]
-    harmless = dict(healthy, name="harmless", after=healthy["before"] + "  # the same")
-    wrong = dict(healthy, after="decays = gamma * gae_lambda * ~(terminted | truncated)")
-    survivors = check.check_all([*(BUGS[name] for name in quick), harmless, wrong])
-    _, *rows, last = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["killed"] * 3 + ["SURVIVED"] * 2
-    assert survivors == 2 and last.startswith("killed 3 of 5 in ")
+    assert mistakes.curve(tmp_path, "tag", 1000) == {40: 2, 80: 5, 1000: 7.5}

@@ -24,11 +24,12 @@ from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-DOCUMENTS += ("algos/README.md", "algos/VARIANTS.md", "benchmarks/README.md", "bugs/README.md")
+DOCUMENTS += ("algos/README.md", "algos/VARIANTS.md", "benchmarks/README.md")
+DOCUMENTS += ("docs/when-it-does-not-learn.md",)
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
 INSIDE = TEXTS["algos/README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FOLDERS = ("algos/", "benchmarks/", "bugs/", "tests/", ".ci/")
+FOLDERS = ("algos/", "benchmarks/", "docs/", "tests/", ".ci/")
 
 
 def test_no_document_is_left_out():
@@ -57,9 +58,7 @@ def commands() -> list[tuple[str, str]]:
         lines = "".join(code for kind, code in FENCE.findall(text) if not kind).splitlines()
         for span in [*code_spans(text), *lines]:
             # a loop or a variable of the environment may stand before it
-            if match := re.search(
-                r"(?:^|[;=.] )(python (?:algos|benchmarks|bugs)/.*|make .*)", span
-            ):
+            if match := re.search(r"(?:^|[;=.] )(python (?:algos|benchmarks)/.*|make .*)", span):
                 found.append((name, re.sub(r"\$\w+", "1", match[1])))
     return sorted(set(found))
 
@@ -68,9 +67,10 @@ COMMANDS = commands()
 
 
 def test_lines_are_short():
-    """But for tables and commands; those of bugs/README.md are written by its script."""
-    texts = {name: text for name, text in TEXTS.items() if name != "bugs/README.md"}
-    texts |= {path.name: path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.toml")}
+    """But for tables and commands."""
+    texts = TEXTS | {
+        path.name: path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.toml")
+    }
     for name, text in texts.items():
         lines = prose(text).splitlines()
         assert not [x for x in lines if len(x) > 120 and not x.startswith(("|", "    "))], name
@@ -82,8 +82,8 @@ def test_the_readme_is_short():
 
 @functools.cache
 def module_of(path: str):
-    """A script of benchmarks/ or bugs/, under a name of its own: both have a run.py."""
-    folders = ("bugs", "benchmarks/maintain", "benchmarks")
+    """A script of benchmarks/, under a name of its own."""
+    folders = ("benchmarks/maintain", "benchmarks")
     for folder in folders:
         sys.path.insert(0, str(ROOT / folder))
     spec = importlib.util.spec_from_file_location(path.replace("/", "_")[:-3], ROOT / path)
@@ -119,10 +119,7 @@ def test_a_command_parses(document, command, tmp_path, monkeypatch):
         assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
     elif path == "benchmarks/maintain/profiled.py":
         assert flags[0].isdigit() and parse(flags[1], flags[2:])
-    elif path == "bugs/check.py":
-        assert set(flags) <= {"NAME"}
     else:
-        flags = ["gae-end-one-step-off" if flag == "NAME" else flag for flag in flags]
         stop_after_parsing(monkeypatch, path, flags)
 
 
@@ -190,7 +187,7 @@ def test_every_flag_in_prose_is_a_flag():
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).RunArgs)}
     for name in VARIANTS:
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).Args)}
-    others = "maintain/same_numbers.py run.py report.py speed.py tune.py ../bugs/run.py"
+    others = "maintain/same_numbers.py run.py report.py speed.py tune.py"
     for path in (f"benchmarks/{name}" for name in others.split()):
         known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / path).read_text()))
     known = {flag.replace("_", "-") for flag in known}
