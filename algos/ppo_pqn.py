@@ -87,14 +87,13 @@ class Agent(ppo.Agent):
     epsilon = 0.0  # probability of a random action, which `collect` sets
 
     def make_networks(self, args, input_shape, num_outputs):
-        if self.sees_images:
-            trunk = ppo.nature_cnn(input_shape)
-            self.trunk = with_layer_norm(trunk, input_shape) if args.layer_norm else trunk
-            self.q_network = ppo.initialise(nn.Linear(512, num_outputs), 1.0)
-        else:
-            sizes = *input_shape, args.hidden_size, args.activation, num_outputs
-            network = ppo.mlp(*sizes, 1.0)
-            self.q_network = with_layer_norm(network, input_shape) if args.layer_norm else network
+        sizes = *input_shape, args.hidden_size, args.activation, num_outputs
+        network = ppo.nature_cnn(input_shape) if self.sees_images else ppo.mlp(*sizes, 1.0)
+        if args.layer_norm:
+            network = with_layer_norm(network, input_shape)
+        if self.sees_images:  # what `features` goes through
+            self.trunk, network = network, ppo.initialise(nn.Linear(512, num_outputs), 1.0)
+        self.q_network = network
 
     def policy(self, features):  # (batch, n) -> Q (batch, actions)
         return self.q_network(features)

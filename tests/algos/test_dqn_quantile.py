@@ -117,16 +117,25 @@ def two_payoffs(taus):
     return [tau / (1 - tau) if tau < 0.5 else 10 - (1 - tau) / tau for tau in taus]
 
 
-def test_the_fixed_point_of_two_payoffs():
-    quantiles, payoffs = torch.full((1, 4), 3.0, requires_grad=True), torch.tensor([[0.0, 10.0]])
-    optimizer = torch.optim.SGD([quantiles], lr=0.5)
-    for _ in range(400):
+@pytest.mark.parametrize(
+    "payoff, kappa, expected",
+    [
+        (10.0, 1.0, [1 / 7, 3 / 5, 10 - 3 / 5, 10 - 1 / 7]),
+        (10.0, 0.1, [0.1 / 7, 0.3 / 5, 10 - 0.3 / 5, 10 - 0.1 / 7]),
+        (1.0, 1.0, [1 / 8, 3 / 8, 5 / 8, 7 / 8]),  # no farther apart than kappa: not the quantiles
+    ],
+)
+def test_the_fixed_point_of_two_payoffs(payoff, kappa, expected):
+    quantiles, payoffs = torch.full((1, 4), payoff / 3), torch.tensor([[0.0, payoff]])
+    quantiles.requires_grad_()
+    optimizer = torch.optim.SGD([quantiles], lr=0.5 * kappa)
+    for _ in range(2_000):
         optimizer.zero_grad()
-        dqn_quantile.quantile_huber_loss(quantiles, payoffs, 1.0).sum().backward()
+        dqn_quantile.quantile_huber_loss(quantiles, payoffs, kappa).sum().backward()
         optimizer.step()
-    expected = two_payoffs([1 / 8, 3 / 8, 5 / 8, 7 / 8])
     assert quantiles[0].tolist() == pytest.approx(expected, abs=1e-3)
-    assert expected == pytest.approx([1 / 7, 3 / 5, 10 - 3 / 5, 10 - 1 / 7])
+    if (payoff, kappa) == (10, 1):
+        assert expected == pytest.approx(two_payoffs([1 / 8, 3 / 8, 5 / 8, 7 / 8]))
 
 
 def test_targets_by_hand():
