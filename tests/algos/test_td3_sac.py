@@ -1,0 +1,469 @@
+"""td3_sac.py: the density is one, what is soft in targets and losses, the quantiles of TQC, and a
+task whose best policy is known at every temperature.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import td3
+import td3_sac
+import torch
+from conftest import NUMBERS, hash_of_parameters, only_run, scalars, stopped
+from gymnasium.spaces import Box
+
+BATCH, OBS, ACTIONS = 7, 5, 3
+VECTORS = Box(-np.inf, np.inf, (OBS,), np.float32)
+ACTION_SPACE = Box(np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000]))
+TINY = dict(env_id="Pendulum-v1", total_timesteps=300, learning_starts=50, batch_size=16,
+    buffer_size=200, hidden_sizes=(16, 16), checkpoint_frequency=100)  # fmt: skip
+TQC = {"quantiles": 5, "drop": 2}
+
+
+def new_run(**settings):
+    args = td3_sac.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 2} | settings)
+    args.check()
+    return td3.Run("td3_sac", args, td3_sac.make_agent, td3.evaluation_policy)
+
+
+def train(**settings):
+    run = new_run(**settings)
+    td3_sac.train(run.args, run)
+    return run
+
+
+def agents(**settings):
+    """An agent, another as its target, and their arguments."""
+    torch.manual_seed(0)
+    args = td3_sac.Args(hidden_sizes=(11, 13), **settings)
+    agent, target = (td3_sac.make_agent(args, VECTORS, ACTION_SPACE) for _ in range(2))
+    return agent, target, args
+
+
+def random_batch(seed=0, **fields):
+    rng = np.random.default_rng(seed)
+    batch = {
+        "obs": rng.normal(size=(BATCH, OBS)),
+        "actions": rng.uniform(-1, 1, (BATCH, ACTIONS)),
+        "rewards": rng.normal(size=BATCH),
+        "next_obs": rng.normal(size=(BATCH, OBS)),
+        "discounts": rng.uniform(0.5, 1, BATCH),
+    }
+    batch = {name: torch.tensor(x, dtype=torch.float32) for name, x in batch.items()}
+    return batch | {"terminated": torch.tensor(rng.random(BATCH) < 0.3)} | fields
+
+
+def noise_of(seed):
+    noise = np.random.default_rng(seed).standard_normal((BATCH, ACTIONS), np.float32)
+    return torch.tensor(noise)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.3, -2.0), (-1.0, 0.0)])
+def test_the_density_of_actions_integrates_to_1(mean, log_std):
+    """Over the interval (-1, 1) of actions, by the rule of Gauss and Legendre."""
+    a, weights = np.polynomial.legendre.leggauss(401)
+    u = torch.atanh(torch.tensor(a))[:, None]
+    log_probs = td3_sac.squashed_log_prob(u, torch.full_like(u, mean), torch.full_like(u, log_std))
+    assert (weights * log_probs.exp().numpy()).sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_log_probabilities_by_hand():
+    """Mean 0, sigma 1: log N(0) = -0.9189; at a = 0.5 log N(0.5493) - log 0.75 = -0.7821."""
+    u = torch.atanh(torch.tensor([[0.0], [0.5]]))
+    zeros = torch.zeros_like(u)
+    found = td3_sac.squashed_log_prob(u, zeros, zeros)
+    torch.testing.assert_close(found, torch.tensor([-0.9189, -0.7821]), atol=5e-5, rtol=0)
+    # two dimensions add up, and at u = 50, where tanh is 1 in float32, log(1 - tanh^2) is -98.6137
+    u = torch.tensor([[0.0, math.atanh(0.5)], [50.0, -50.0]])
+    found = td3_sac.squashed_log_prob(u, u, torch.zeros_like(u))
+    expected = [2 * -0.9189385 - math.log(0.75), 2 * (-0.9189385 + 98.613706)]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
+
+
+def test_a_sample_has_the_density_of_its_own_action():
+    """As torch.distributions computes it, in half ranges whatever the bounds; with gradients."""
+    agent, _, _ = agents()
+    obs, noise = random_batch()["obs"], noise_of(1)
+    actions, log_probs = agent.sample(obs, noise)
+    with torch.no_grad():
+        mean, log_std = agent.actor(obs)[:, :ACTIONS], agent.actor(obs)[:, ACTIONS:].clamp(-5, 2)
+        torch.testing.assert_close(actions, torch.tanh(mean + log_std.exp() * noise))
+        normal = torch.distributions.Normal(mean, log_std.exp())
+        squash = torch.distributions.TanhTransform()
+        policy = torch.distributions.TransformedDistribution(normal, squash)
+        expected = policy.log_prob(actions.detach()).sum(dim=1)
+    torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=1e-4)
+    assert actions.requires_grad and log_probs.requires_grad
+
+
+@pytest.mark.parametrize("raw, expected", [(-9.0, -5.0), (0.5, 0.5), (9.0, 2.0)])
+def test_log_sigma_stays_between_its_bounds(raw, expected):
+    agent, _, _ = agents()
+    with torch.no_grad():
+        agent.actor[-1].weight.zero_()
+        agent.actor[-1].bias[ACTIONS:] = raw
+    assert (agent.policy(torch.zeros(2, OBS))[1] == expected).all()
+
+
+def test_the_soft_target_by_hand():
+    """r 1, discount 0.5, Q 10 and 6, log pi -2, alpha 0.25: 1 + 0.5 (6 + 0.5) = 4.25."""
+    rewards, discounts = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 0.5, 0.25])
+    ends, log_probs = torch.tensor([False, True, False]), torch.tensor([-2.0, 7.0, 4.0])
+    next_q = torch.tensor([[10.0, 6.0], [torch.nan, torch.inf], [-4.0, 8.0]])
+    steps = rewards, ends, discounts, next_q
+    y = td3_sac.soft_target(*steps, 1, log_probs, 0.25)
+    assert y.tolist() == [[4.25], [2.0], [1.75]]
+    y = td3_sac.soft_target(*steps, 2, log_probs, 0.25)
+    assert y.tolist() == [[4.25, 6.25], [2.0, 2.0], [1.75, 4.75]]
+    with pytest.raises(AssertionError):
+        td3_sac.soft_target(*steps, 1, log_probs[:, None], 0.25)
+
+
+@pytest.mark.parametrize("drop", [0, 1, 4])
+def test_quantiles_against_loops(drop):
+    """Targets and losses of TQC, of two critics with five quantiles; sizes are unequal primes."""
+    rng, m, alpha = np.random.default_rng(drop), 5, 0.3
+    z = rng.normal(size=(2, BATCH, m))  # of the target critics
+    theta = rng.normal(size=(BATCH, m))
+    r, log_probs, discounts = rng.normal(size=(3, BATCH))
+    ends = rng.random(BATCH) < 0.3
+    targets = np.zeros((BATCH, 2 * (m - drop)))
+    for b in range(BATCH):
+        pooled = sorted([*z[0, b], *z[1, b]])
+        for j in range(2 * (m - drop)):
+            soft = pooled[j] - alpha * log_probs[b]
+            targets[b, j] = r[b] if ends[b] else r[b] + discounts[b] * soft
+    total = 0.0
+    for b, i, j in itertools.product(range(BATCH), range(m), range(2 * (m - drop))):
+        u = targets[b, j] - theta[b, i]
+        huber = 0.5 * u**2 if abs(u) <= 1 else abs(u) - 0.5
+        total += abs((2 * i + 1) / (2 * m) - (u < 0)) * huber
+    expected = total / targets.size / m
+    next_q = torch.tensor(np.concatenate(z, axis=1))
+    steps = torch.tensor(r), torch.tensor(ends), torch.tensor(discounts)
+    y = td3_sac.soft_target(*steps, next_q, 2 * (m - drop), torch.tensor(log_probs), alpha)
+    np.testing.assert_allclose(y, targets)
+    found = td3_sac.quantile_huber_loss(torch.tensor(theta), y)
+    assert found.item() == pytest.approx(expected)
+
+
+def test_one_quantile_is_the_median_of_near_targets():
+    """With m = 1 the weight is 1/2, and |u| < 1 makes it half of half the squared error."""
+    theta = torch.tensor([[0.5], [2.0]])
+    y = torch.tensor([[0.0, 1.2], [1.5, 2.9]])
+    found = td3_sac.quantile_huber_loss(theta, y)
+    torch.testing.assert_close(found, (y - theta).square().mean() / 4)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
+    """alpha 0, actions tanh(mean), one network for acting in both: TD3 without smoothing."""
+    agent, target, args = agents(alpha=0.0)
+    theirs = td3.Args(hidden_sizes=(11, 13))
+    parent, parent_target = (td3.make_agent(theirs, VECTORS, ACTION_SPACE) for _ in range(2))
+    with torch.no_grad():
+        for ours, other in ((agent, parent), (target, parent_target)):
+            for p, q in zip(ours.critics.parameters(), other.critics.parameters(), strict=True):
+                q.copy_(p)
+        for p, q in zip(agent.actor.parameters(), parent_target.actor.parameters(), strict=True):
+            q.copy_(p[: len(q)])
+    batch, zeros = random_batch(), torch.zeros(BATCH, ACTIONS)
+    batch["discounts"] = torch.full((BATCH,), 0.99**n_step)
+    losses, q_mean = td3_sac.q_losses(agent, target, batch, zeros, args)
+    expected, expected_mean = td3.q_losses(parent, parent_target, batch, zeros, theirs)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(q_mean, expected_mean)
+
+
+@pytest.mark.parametrize("tqc", [{}, TQC])
+def test_losses_of_critics_are_made_of_the_right_parts(tqc):
+    """Next actions of the online actor, their values by the target critics, the smallest of them,
+    minus alpha log pi.
+    """
+    agent, target, args = agents(alpha=0.7, **tqc)
+    batch, noise = random_batch(1), noise_of(2)
+    with torch.no_grad():
+        actions, log_probs = agent.sample(batch["next_obs"], noise)
+        pairs = torch.cat([batch["next_obs"], actions], dim=1)
+        pooled = torch.cat([critic(pairs) for critic in target.critics], dim=1)
+        kept = pooled.sort(dim=1).values[:, : 6 if tqc else 1]
+        soft = kept - 0.7 * log_probs[:, None]
+        y = batch["rewards"][:, None] + batch["discounts"][:, None] * soft
+        y[batch["terminated"]] = batch["rewards"][batch["terminated"]][:, None]
+        pairs = torch.cat([batch["obs"], batch["actions"]], dim=1)
+        q = [critic(pairs) for critic in agent.critics]
+        loss_of = td3_sac.quantile_huber_loss if tqc else torch.nn.functional.mse_loss
+        expected = [loss_of(x, y) for x in q]
+    losses, q_mean = td3_sac.q_losses(agent, target, batch, noise, args)
+    torch.testing.assert_close([loss.detach() for loss in losses], expected)
+    torch.testing.assert_close(q_mean, q[0].mean())
+    assert batch["terminated"].any() and not batch["terminated"].all()
+
+
+@pytest.mark.parametrize("tqc", [{}, TQC])
+def test_the_loss_of_the_actor(tqc):
+    """alpha log pi - Q, the smaller of two or the mean of all quantiles, and where it leads."""
+    agent, _, args = agents(alpha=0.7, **tqc)
+    obs, noise = random_batch(3)["obs"], noise_of(4)
+    loss, log_probs = td3_sac.policy_loss(agent, obs, noise, args)
+    with torch.no_grad():
+        actions, expected = agent.sample(obs, noise)
+        q = torch.cat([c(torch.cat([obs, actions], dim=1)) for c in agent.critics], dim=1)
+        q = q.mean(dim=1) if tqc else torch.minimum(q[:, 0], q[:, 1])
+    torch.testing.assert_close(log_probs, expected)
+    assert not log_probs.requires_grad
+    torch.testing.assert_close(loss.detach(), (0.7 * expected - q).mean())
+
+
+def test_the_actor_learns_through_its_actions_and_their_density():
+    """The gradient equals a difference quotient of the loss."""
+    agent, _, args = agents(alpha=0.7)
+    agent.double()
+    obs, noise = random_batch(3)["obs"].double(), noise_of(4).double()
+    td3_sac.policy_loss(agent, obs, noise, args)[0].backward()
+    bias = agent.actor[-1].bias
+    for i in range(2 * ACTIONS):
+        values = []
+        for change in (1e-5, -1e-5):
+            with torch.no_grad():
+                bias[i] += change
+                values.append(td3_sac.policy_loss(agent, obs, noise, args)[0].item())
+                bias[i] -= change
+        slope = (values[0] - values[1]) / 2e-5
+        assert bias.grad[i].item() == pytest.approx(slope, rel=1e-4, abs=1e-6)
+        assert abs(slope) > 1e-4
+
+
+@pytest.mark.parametrize("entropy, falls", [(1.0, True), (-4.0, False)])
+def test_the_temperature_falls_where_there_is_enough_entropy(entropy, falls):
+    log_alpha = torch.tensor(-1.0, requires_grad=True)
+    log_probs = torch.full((BATCH,), -entropy)
+    loss = td3_sac.alpha_loss(log_alpha, log_probs, -3.0)
+    loss.backward()
+    # by hand: -alpha (-entropy - 3), which is its own derivative in log alpha
+    assert loss.item() == pytest.approx(math.exp(-1) * (entropy + 3))
+    assert log_alpha.grad.item() == pytest.approx(loss.item())
+    assert (log_alpha.grad > 0) == falls
+
+
+def updated(rng=None, batch=None, **settings):
+    """An agent, its target and their optimizers after one update, and the curves."""
+    agent, target, args = agents(**settings)
+    parts = {"actor": agent.actor, "critic": agent.critics}
+    optimizers = {f"{k}_optimizer": torch.optim.Adam(m.parameters()) for k, m in parts.items()}
+    optimizers["alpha_optimizer"] = torch.optim.Adam([agent.log_alpha])
+    batch, rng = batch or random_batch(), rng or np.random.default_rng(0)
+    curves = td3_sac.sac_update(agent, target, optimizers, batch, args, rng, 1)
+    return agent, target, curves
+
+
+@pytest.mark.parametrize("tqc", [{}, TQC])
+def test_one_update_moves_each_part_by_its_own_loss(tqc):
+    agent, target, curves = updated(tau=0.25, **tqc)
+    before, before_target, args = agents(tau=0.25, **tqc)
+    next_noise, noise = np.random.default_rng(0).standard_normal((2, BATCH, ACTIONS), np.float32)
+    optimizer = torch.optim.Adam(before.critics.parameters())
+    losses, q_mean = td3_sac.q_losses(
+        before, before_target, random_batch(), torch.tensor(next_noise), args
+    )
+    sum(losses).backward()
+    optimizer.step()
+    assert hash_of_parameters(agent.critics) == hash_of_parameters(before.critics)
+    optimizer.zero_grad()
+    optimizer = torch.optim.Adam(before.actor.parameters())
+    loss, log_probs = td3_sac.policy_loss(before, random_batch()["obs"], torch.tensor(noise), args)
+    loss.backward()
+    optimizer.step()
+    assert hash_of_parameters(agent.actor) == hash_of_parameters(before.actor)
+    # alpha 1, and an entropy far above -3: log alpha falls by Adam's first step
+    assert -log_probs.mean() > -3
+    assert agent.log_alpha.item() == pytest.approx(-1e-3, rel=1e-3)
+    for p, old, new in zip(
+        target.critics.parameters(),
+        before_target.critics.parameters(),
+        agent.critics.parameters(),
+        strict=True,
+    ):
+        torch.testing.assert_close(p, 0.75 * old + 0.25 * new)
+    expected = {
+        "losses/qf1_loss": losses[0],
+        "losses/qf2_loss": losses[1],
+        "losses/qf1_values": q_mean,
+        "losses/actor_loss": loss,
+        "losses/alpha": torch.tensor(1.0),
+        "losses/alpha_loss": -(log_probs - 3).mean(),
+        "losses/entropy": -log_probs.mean(),
+    }
+    assert curves.keys() == expected.keys()
+    torch.testing.assert_close(curves, {k: x.detach() for k, x in expected.items()})
+
+
+def test_what_the_actor_and_the_temperature_do_to_other_gradients():
+    """Nothing: those of the critics are still those of their own loss."""
+    agent, _, _ = updated()
+    before, target, args = agents()
+    next_noise, _ = np.random.default_rng(0).standard_normal((2, BATCH, ACTIONS), np.float32)
+    losses, _ = td3_sac.q_losses(before, target, random_batch(), torch.tensor(next_noise), args)
+    sum(losses).backward()
+    for p, q in zip(agent.critics.parameters(), before.critics.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+def test_a_temperature_that_is_given_stays():
+    agent, _, curves = updated(alpha=0.25)
+    assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25
+    assert "losses/alpha_loss" not in curves
+
+
+@pytest.mark.parametrize("wanted, falls", [(None, True), (-40.0, True), (6.0, False)])
+def test_the_target_of_the_entropy(wanted, falls):
+    """Without one, -1 for each dimension: the curve of the loss says which."""
+    agent, _, curves = updated(target_entropy=wanted)
+    target = -ACTIONS if wanted is None else wanted
+    expected = curves["losses/entropy"] - target
+    torch.testing.assert_close(curves["losses/alpha_loss"], expected)
+    assert (agent.log_alpha < 0) == falls
+
+
+def test_the_two_noises_of_an_update_are_independent():
+    """And normal: over many updates, correlation 0, mean 0 and deviation 1."""
+    seen = {"q_losses": [], "policy_loss": []}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in seen:
+            original = getattr(td3_sac, name)
+
+            def spy(*values, name=name, original=original):
+                seen[name].append(values[-2].numpy().copy())
+                return original(*values)
+
+            patch.setattr(td3_sac, name, spy)
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            updated(rng)
+    first, second = (np.concatenate(x).ravel() for x in seen.values())
+    for noise in (first, second):
+        assert abs(noise.mean()) < 0.1 and abs(noise.std() - 1) < 0.1
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+def test_acting_draws_from_the_policy_and_evaluations_do_not():
+    agent, _, _ = agents()
+    obs = np.random.default_rng(0).normal(size=(4001, OBS)).astype(np.float32)
+    with torch.no_grad():
+        mean, log_std = (x.numpy() for x in agent.policy(torch.tensor(obs)))
+    greedy = agent.act(obs, None)
+    np.testing.assert_allclose(greedy, np.tanh(mean), rtol=1e-5, atol=1e-6)
+    acted = agent.act(obs, np.random.default_rng(1), td3_sac.Args.exploration_noise)
+    drawn = (np.arctanh(acted.astype(np.float64)) - mean) / np.exp(log_std)
+    expected = np.random.default_rng(1).standard_normal(mean.shape, np.float32)
+    inside = np.abs(acted) < 0.99
+    np.testing.assert_allclose(drawn[inside], expected[inside], atol=1e-3)
+    policy = td3.evaluation_policy(agent, None, td3_sac.Args())
+    np.testing.assert_array_equal(policy(obs), agent.to_env(greedy))
+
+
+@pytest.mark.parametrize("settings", [{}, TQC, {"alpha": 0.1, "n_step": 3, "num_envs": 2}])
+def test_a_stopped_run_resumes_to_the_same_end(settings, tmp_path):
+    settings = TINY | settings
+    whole = train(**settings, runs_dir="whole")
+    stopped(new_run(**settings), td3_sac.train, after=250)
+    resumed = train(**settings, resume=str(only_run(tmp_path)))
+    assert resumed.hash() == whole.hash()
+    assert "log_alpha" in whole.arrays()
+    resumed.finish()
+    whole.finish()
+    assert scalars(only_run(tmp_path)) == scalars(whole.folder)
+
+
+def test_the_temperature_is_in_the_checkpoint_with_its_optimizer(tmp_path):
+    stopped(new_run(**TINY), td3_sac.train, after=250)
+    parts = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)["parts"]
+    assert parts["agent"]["log_alpha"].item() < 0
+    (state,) = parts["alpha_optimizer"]["state"].values()
+    assert state["step"] == 150  # updates in 200 steps
+
+
+@pytest.mark.parametrize("env, ends", [("environments:ShortPendulum", False), ("tasks:Flat", True)])
+def test_only_where_the_task_ends_nothing_follows(env, ends, monkeypatch):
+    """In one of these environments a time limit ends each episode, in the other the task does."""
+    seen, soft_target = [], td3_sac.soft_target
+
+    def spy(rewards, terminated, *rest):
+        seen.append(terminated)
+        return soft_target(rewards, terminated, *rest)
+
+    monkeypatch.setattr(td3_sac, "soft_target", spy)
+    train(**TINY | {"env_id": f"{env}-v0", "total_timesteps": 100})
+    assert len(seen) == 50 and (torch.cat(seen) == ends).all()
+
+
+@pytest.mark.parametrize("flags", [
+    "--drop 1", "--quantiles 0", "--quantiles 5 --drop 5", "--alpha -1", "--target-entropy nan",
+    "--policy-noise 0.2", "--exploration-noise 0.1", "--no-twin", "--policy-frequency 2",
+    "--env-id CartPole-v1", "--env-id CarRacing-v3",
+])  # fmt: skip
+def test_what_has_no_meaning_is_refused(script, tmp_path, flags):
+    refused = script("td3_sac", "--env-id", "Pendulum-v1", *flags.split(), ok=False)
+    assert refused.status == 2 and not (tmp_path / "runs").exists()
+    if not flags.startswith(("--policy", "--expl", "--no-")):  # those are tyro's to refuse
+        assert refused.err.count("\n") == 1
+
+
+def best_entropy(alpha, scale=10.0):
+    """On Flat: of all sigma with the largest alpha H - scale E a^2, its entropy; mean 0."""
+    x, weights = np.polynomial.hermite_e.hermegauss(201)
+    sigmas = np.exp(np.linspace(np.log(1e-3), np.log(7), 8001))[:, None]
+    u, weights = sigmas * x, weights / weights.sum()
+    log_probs = -0.5 * x**2 - np.log(sigmas) - 0.5 * np.log(2 * np.pi)
+    log_probs = log_probs - 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+    entropies, squares = -(weights * log_probs).sum(axis=1), (weights * np.tanh(u) ** 2).sum(axis=1)
+    return entropies[np.argmax(alpha * entropies - scale * squares)]
+
+
+def test_the_curve_of_flat():
+    """Known values: at alpha 0.1, where the entropy is -1, and for no reward at all."""
+    assert best_entropy(0.1) == pytest.approx(-1.230, abs=1e-3)
+    assert best_entropy(0.1586) == pytest.approx(-1.000, abs=1e-3)
+    assert best_entropy(1.0, scale=0.0) == pytest.approx(0.6836, abs=1e-3)
+
+
+def flat(steps, **settings):
+    """Trains on Flat. Returns [alpha, entropy, what the entropy should be] at points of the curves,
+    (points, 3), and the agent.
+    """
+    settings |= {"env_id": "tasks:Flat-v0", "learning_starts": 200, "log_frequency": 100}
+    run = train(**settings, batch_size=128, hidden_sizes=(16, 16), total_timesteps=steps)
+    run.writer.flush()
+    found, rows = scalars(run.folder), []
+    scale = 0.0 if "env_kwargs" in settings else 10.0
+    for step in range(300, steps + 1, 100):
+        (alpha,), (entropy,) = found["losses/alpha", step], found["losses/entropy", step]
+        rows.append([alpha, entropy, best_entropy(alpha, scale)])
+    return np.array(rows), run.agent
+
+
+def test_entropy_and_temperature_are_those_that_are_best():
+    """On Flat, where they can be computed: on the curve at every temperature, then at its end."""
+    rows, agent = flat(1800, learning_rate=1e-2)
+    assert rows[0, 0] > 0.5  # so that a long way of it is seen
+    late = rows[len(rows) // 2 :]
+    assert np.abs(late[:, 1] - late[:, 2]).max() < 0.03
+    assert rows[-1, 0] == pytest.approx(0.1586, abs=0.01)
+    assert rows[-1, 1] == pytest.approx(-1, abs=0.02)
+    assert np.abs(agent.act(np.zeros((1, 1), np.float32), None)) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings, alpha, entropy, steps", [
+    ({}, 0.1586, -1.0, 8000), (TQC, 0.1586, -1.0, 8000), ({"alpha": 0.1}, 0.1, -1.230, 4000),
+    ({"alpha": 0.1, "env_kwargs": '{"scale": 0}'}, 0.1, 0.6836, 4000),
+])  # fmt: skip
+def test_entropy_lies_within_a_hundredth_of_the_best(settings, alpha, entropy, steps):
+    rows, _ = flat(steps, learning_rate=3e-3, **settings)
+    late = rows[-10:]
+    assert np.abs(late[:, 1] - late[:, 2]).max() < 0.02
+    mean_alpha, mean_entropy, mean_best = late.mean(axis=0)
+    assert mean_entropy == pytest.approx(mean_best, abs=0.01)
+    assert mean_alpha == pytest.approx(alpha, abs=0.005)
+    assert mean_entropy == pytest.approx(entropy, abs=0.01)
