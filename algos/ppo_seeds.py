@@ -10,12 +10,12 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
 - every seed has a run as ppo.py would make it, with environments, generators, statistics, optimizer
   and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
+- before a seed collects, the generators that a process shares are set to what it left them at;
 - each gradient is clipped and applied by itself, so that seed 3 of ten is ppo.py's seed 3, but for
   rounding (and for dropout, which draws another noise here).
 """
 
 import contextlib
-import glob
 import json
 import random
 from dataclasses import dataclass, replace
@@ -29,20 +29,22 @@ from torch import nn
 @dataclass
 class Args(ppo.RunArgs):
     num_seeds: int = 10  # Agents trained at once: with `seed`, seed + 1, and so on.
-    vary: tuple[str, ...] = ()  # A setting and its values, each with num_seeds seeds: gamma 0.9 1.
+    vary: tuple[str, ...] | None = None  # A setting, its values, num_seeds each: gamma 0.9 0.99.
 
     def check(self):
         super().check()
         ppo.require_range(self, "num_seeds", low=1)
         if self.target_kl is not None:
             ppo.fail("target_kl would end the epochs of all seeds")
-        if self.vary:
-            field, *values = self.vary
+        if self.vary is not None:
+            field, *values = self.vary or ("nothing",)
             if field not in VARIED or not values:
-                ppo.fail(f"--vary takes one of {', '.join(VARIED)}, then values, not {self.vary}")
+                words = " ".join(self.vary) or "nothing"
+                ppo.fail(f"--vary takes one of {', '.join(VARIED)}, then values, not {words}")
             try:
-                for value in values:
-                    replace(self, vary=(), **{field: float(value)}).check()
+                for value in reversed(values):  # the first one is that of this run folder
+                    setattr(self, field, float(value))
+                    replace(self, vary=None).check()
             except ValueError as error:
                 ppo.fail(f"--vary {field} takes numbers: {error}")
 
@@ -52,7 +54,7 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 
 def train(args: Args, run: ppo.Run):
     runs, folders = make_runs(args, run)
-    seeds = [Seed(run) for run in runs]
+    seeds = [Seed(place, run) for place, run in runs.items()]
     for seed in seeds[1:]:
         seed.run.bar.close()
     while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
@@ -67,14 +69,14 @@ def train(args: Args, run: ppo.Run):
                 seed.agent.obs_moments.update(batch["obs"])
             own["charts/learning_rate"] = seed.optimizer.param_groups[0]["lr"]
             seed.step = seed.run.end_iteration(own)
-    report(runs, folders)
+    report(list(runs.values()), folders)
 
 
 class Seed:
     """One agent, and what belongs to it while it learns."""
 
-    def __init__(self, run):
-        self.run, self.agent, self.args = run, run.agent, run.args
+    def __init__(self, place, run):
+        self.place, self.run, self.agent, self.args = place, run, run.agent, run.args
         settings = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
         self.optimizer = torch.optim.Adam(run.agent.parameters(), **settings)
         self.first_rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -123,9 +125,13 @@ def update(seeds, batches, args, clip_coef):
 
 def gradient_steps(seeds, minibatch, clip_coef):
     """One for each: minibatch (seeds, batch, ...) -> terms (seeds,), log ratios (seeds, batch)."""
-    modules = [Loss(seed.agent, seed.args) for seed in seeds]
-    if len(seeds) == 1:  # a stack of one would round otherwise
-        modules, minibatch = modules * 2, {k: torch.cat([x, x]) for k, x in minibatch.items()}
+    # rounding depends on the place in a stack, and differs in a stack of one: where seeds are
+    # missing that are not behind, or if there is no second, copies stand in their places
+    places = [seed.place for seed in seeds]
+    rows = np.zeros(max(2, places[-1] + 1), np.int64)
+    rows[places] = np.arange(len(seeds))
+    modules = [Loss(seeds[row].agent, seeds[row].args) for row in rows]
+    minibatch = {name: tensor[rows] for name, tensor in minibatch.items()}
     weights, buffers = torch.func.stack_module_state(modules)
 
     def loss_of(weights, buffers, minibatch):  # of one
@@ -134,7 +140,7 @@ def gradient_steps(seeds, minibatch, clip_coef):
     losses_of = torch.func.vmap(loss_of, randomness="different")  # of all; noise of its own each
     losses, terms, log_ratios = losses_of(weights, buffers, minibatch)
     losses.sum().backward()  # a seed's weights are in its own loss alone
-    for k, seed in enumerate(seeds):
+    for k, seed in zip(places, seeds, strict=True):
         for name, parameter in modules[k].named_parameters():
             gradients = weights[name].grad
             parameter.grad = None if gradients is None else gradients[k]
@@ -142,8 +148,8 @@ def gradient_steps(seeds, minibatch, clip_coef):
             buffer.copy_(buffers[name][k])
         nn.utils.clip_grad_norm_(seed.agent.parameters(), seed.args.max_grad_norm)
         seed.optimizer.step()
-    terms = {name: term[: len(seeds)].detach() for name, term in terms.items()}
-    return terms, log_ratios[: len(seeds)].detach()
+    terms = {name: term[places].detach() for name, term in terms.items()}
+    return terms, log_ratios[places].detach()
 
 
 class Loss(nn.Module):
@@ -164,22 +170,28 @@ def make_agent(args, obs_space, action_space):
 
 
 def make_runs(args, first):
-    """`first` and a run for each other seed that is not finished, and the folders of all."""
+    """{place: run} of `first` and of each other seed that is not finished; the folders of all."""
     field, *values = args.vary or ("seed", args.seed)
     seeds = range(args.seed, args.seed + args.num_seeds)
     settings = [{field: float(value), "seed": seed} for value in values for seed in seeds]
-    vars(first.args).update(settings[0])
-    runs, folders, date = [first], [first.folder], "????????-??????"
-    for k, own in enumerate(settings[1:], 2):
-        own["exp_name"] = f"{first.folder.name}-{k}"
-        pattern = f"{glob.escape(own['exp_name'])}-{own['seed']}-{date}"
-        names = "result.json", "checkpoint.pt"  # without either it was killed right at its start
-        saved = [x for name in names for x in first.folder.parent.glob(f"{pattern}/{name}")]
-        if not saved or saved[0].name == "checkpoint.pt":
-            own["resume"] = str(saved[0].parent) if saved else None
-            runs += [ppo.Run(first.name, replace(args, **own), make_agent, ppo.evaluation_policy)]
-        folders.append(saved[0].parent if saved else runs[-1].folder)
+    runs, folders = {0: first}, [first.folder]
+    for place, own in enumerate(settings[1:], 1):
+        folder = first.folder.with_name(f"{first.folder.name}-{place + 1}-{own['seed']}")
+        folder.mkdir(exist_ok=True)
+        folders.append(folder)
+        if not (folder / "result.json").exists():
+            # without a checkpoint it was killed right at its start
+            own["resume"] = str(folder) if (folder / "checkpoint.pt").exists() else None
+            runs[place] = make_run(replace(args, **own), folder)
     return runs, folders
+
+
+def make_run(args, folder):
+    class Run(ppo.Run):
+        def make_folder(self):
+            return folder
+
+    return Run("ppo_seeds", args, make_agent, ppo.evaluation_policy)
 
 
 def iqm(returns):
@@ -193,7 +205,7 @@ def report(runs, folders):
     for run in runs[1:]:
         with contextlib.redirect_stdout(None):
             run.finish()
-    results = [json.loads((folder / "result.json").read_text()) for folder in folders[1:]]
+    results = [json.loads((folder / "result.json").read_text("utf-8")) for folder in folders[1:]]
     first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
     for result, folder in zip([first, *results], folders, strict=True):
         print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
