@@ -28,6 +28,7 @@ from torch import nn
 
 @dataclass
 class Args(ppo.RunArgs):
+    learning_rate: float = 2e-3  # RAdam's step size, at the start.
     gae_lambda: float = 0.65  # Of the lambda-returns; 0: one reward and V, 1: all rewards.
     num_minibatches: int = 4  # Minibatches in one epoch.
     update_epochs: int = 4  # Passes over each rollout.
