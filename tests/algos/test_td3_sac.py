@@ -38,6 +38,9 @@ def agents(**settings):
     torch.manual_seed(0)
     args = td3_sac.Args(hidden_sizes=(11, 13), **settings)
     agent, target = (td3_sac.make_agent(args, VECTORS, ACTION_SPACE) for _ in range(2))
+    for p in (*agent.critics.parameters(), *target.critics.parameters()):
+        # so that neither critic is always the smaller one
+        torch.nn.init.normal_(p, std=0.5) if p.ndim > 1 else torch.nn.init.zeros_(p)
     return agent, target, args
 
 
@@ -170,6 +173,10 @@ def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
             q.copy_(p[: len(q)])
     batch, zeros = random_batch(), torch.zeros(BATCH, ACTIONS)
     batch["discounts"] = torch.full((BATCH,), 0.99**n_step)
+    with torch.no_grad():
+        actions, _ = agent.sample(batch["next_obs"], zeros)
+        first, second = target.q_values(batch["next_obs"], actions)
+    assert (first < second).any() and (first > second).any()
     losses, q_mean = td3_sac.q_losses(agent, target, batch, zeros, args)
     expected, expected_mean = td3.q_losses(parent, parent_target, batch, zeros, theirs)
     torch.testing.assert_close(losses, expected)

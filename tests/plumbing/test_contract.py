@@ -131,6 +131,7 @@ def test_other_actions_than_several_are_refused(refused, env):
 PPO_VARIANTS = ["ppo_lstm", "ppo_rnd", "ppo_network --batch-norm", "ppo_seeds --num-seeds 2"]
 Q_VARIANTS = ["dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
 Q_VARIANTS += ["dqn_quantile", "ppo_pqn"]
+TD3_VARIANTS = ["td3_sac", "td3_sac --quantiles 5 --drop 2"]
 
 
 @pytest.mark.parametrize("kwargs", ["Int32Start", "UInt8", "Chatty", "Ending nan", "Ending inf"])
@@ -144,16 +145,16 @@ def test_variants_train_where_their_parents_do(command, variant, kwargs):
 
 
 @pytest.mark.parametrize("env", ["Float16", "Float64", "Lopsided"])
-@pytest.mark.parametrize("variant", PPO_VARIANTS)
-def test_variants_of_ppo_take_real_actions(command, variant, env):
+@pytest.mark.parametrize("variant", PPO_VARIANTS + TD3_VARIANTS)
+def test_variants_take_real_actions(command, variant, env):
     name, *flags = variant.split()
-    words = [f"--env-id environments:{env}-v0", COMMON, SHORT["ppo"], *flags]
+    words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
     result = command(name, " ".join(words))
     assert result.status == 0, result.err
 
 
 @pytest.mark.parametrize("env", ["Several", "Empty", "Grid"])
-@pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS)
+@pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS + TD3_VARIANTS)
 def test_variants_refuse_what_their_parents_do(refused, variant, env):
     name, *flags = variant.split()
     words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
@@ -506,7 +507,7 @@ def test_a_natively_batched_environment_trains_and_resumes(name, monkeypatch, ca
 FEW = st.integers(1, 6)
 SHAPES = {
     "ppo": dict(num_steps=FEW, num_minibatches=FEW, update_epochs=st.integers(1, 2)),
-    "a2c": dict(num_steps=FEW, num_microbatches=FEW),
+    "a2c": dict(num_steps=FEW),
     "dqn": dict(
         learning_starts=st.integers(0, 30), buffer_size=st.integers(1, 24), batch_size=FEW,
         train_frequency=st.integers(1, 12), gradient_steps=st.integers(1, 2), n_step=FEW,
@@ -514,7 +515,7 @@ SHAPES = {
     ),
     "td3": dict(
         learning_starts=st.integers(0, 30), buffer_size=st.integers(1, 24), batch_size=FEW,
-        policy_frequency=st.integers(1, 3),
+        policy_frequency=st.integers(1, 3), n_step=FEW,
     ),
 }  # fmt: skip
 SHAPE = dict(
@@ -536,8 +537,9 @@ def test_a_training_of_any_shape_runs_to_its_end_or_is_refused_before(name):
         if divides:  # else most would be refused
             for size in {"total_timesteps", "train_frequency", "buffer_size"} & shape.keys():
                 shape[size] = -(-shape[size] // shape["num_envs"]) * shape["num_envs"]
-            for size in {"num_minibatches", "num_microbatches"} & shape.keys():
-                shape[size] = math.gcd(shape[size], shape["num_envs"] * shape["num_steps"])
+            if "num_minibatches" in shape:
+                steps = shape["num_envs"] * shape["num_steps"]
+                shape["num_minibatches"] = math.gcd(shape["num_minibatches"], steps)
         args = module.RunArgs(**own | shape | {"eval_episodes": 1, "exp_name": str(time.time_ns())})
         try:
             args.check()
