@@ -34,9 +34,10 @@ torture: .venv/installed-dev
 
 speed: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/maintain/more_speeds.py
 
 report: .venv/installed-dev
-	$(BIN)/python benchmarks/report.py --from-csv
+	$(BIN)/python benchmarks/maintain/publish.py --from-csv
 	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/variants
 	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/fresh
 

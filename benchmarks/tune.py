@@ -1,7 +1,7 @@
-"""Searches settings of a script: all points of a grid, or those that Optuna's TPE asks for.
+"""Searches settings of a script with Optuna: all points of a grid, or those that its TPE asks for.
 
     python benchmarks/tune.py FILE.toml                the grid of all lists in the file
-    python benchmarks/tune.py FILE.toml --trials 40    40 points by TPE: pip install optuna==5.0.0
+    python benchmarks/tune.py FILE.toml --trials 40    40 points by TPE
     python benchmarks/tune.py FILE.toml --dry-run      prints the commands, no more
     python benchmarks/tune.py FILE.toml -- --env-id Acrobot-v1    flags for the script
 
@@ -16,57 +16,33 @@ The file has the command of the default, as it is typed in the repository's root
 A trial trains one point on a few seeds, the same for all, each by a plain command of the script.
 Its score is the mean over seeds of the greedy return at the end. The best trial and the default are
 then trained on fresh seeds, which choose nothing. runs/tune/FILE/ has the run folders, the table
-study.md and the picture study.png. The same command goes on where it was stopped, and runs nothing
-again that was finished. Exit status: 0 when the best trial was confirmed, 1 when there was nothing
-to confirm or that failed, 2 for wrong input, 128 + n when stopped by signal n.
+study.md, Optuna's journal and its pictures. The same command goes on where it was stopped, and runs
+nothing again that was finished. Exit status: 0 when the best trial was confirmed, 1 when there was
+nothing to confirm or that failed, 2 for wrong input, 128 + n when stopped by signal n.
 """
 
 import argparse
-import ast
+import contextlib
 import hashlib
-import itertools
 import json
 import math
-import operator
 import os
 import re
 import shlex
 import signal
 import sys
-import tomllib
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import optuna
 import report
 import run
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from report import UserError
-
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
-
-
-def calculate(text: str, value_of) -> float:
-    """The value of an expression like "= num_envs * 2"; value_of(name) is that of a setting."""
-
-    def value(node):
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return number
-            case ast.Name(id=name):
-                if isinstance(number := value_of(name), int | float):
-                    return number
-                raise UserError(f'"{text}": {name} is {number}, not a number')
-            case ast.UnaryOp(op=ast.USub()):
-                return -value(node.operand)
-            case ast.BinOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](value(node.left), value(node.right))
-        raise UserError(f'"{text}" may hold names of settings, numbers, + - * / // and ( )')
-
-    try:
-        return value(ast.parse(text[1:].strip(), mode="eval").body)
-    except (SyntaxError, ZeroDivisionError) as error:
-        raise UserError(f'"{text}": {error.args[0]}') from None
 
 
 def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
@@ -79,11 +55,18 @@ def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
             raise UserError(f"{name} is tied to itself")
         if name not in default:
             raise UserError(f'"{ranges[above[-1]]}": there is no setting {name}')
-        if not isinstance(ranges.get(name), str):
+        if not isinstance(text := ranges.get(name), str):
             return chosen.get(name, default[name])
-        value = calculate(ranges[name], lambda other: value_of(other, (*above, name)))
-        whole = isinstance(default[name], int) and value == int(value)  # 2048 / 8 is a float
-        return int(value) if whole else value
+        if not re.fullmatch(r"=[\w\s.+*/()-]+", text):
+            raise UserError(f'"{text}" may hold names of settings, numbers, + - * / // and ( )')
+        others = re.findall(r"\b[A-Za-z_]\w*", text)
+        values = {other: value_of(other, (*above, name)) for other in others}
+        try:  # with such signs and names alone, eval calculates and does no more
+            value = eval(text[1:].strip(), {"__builtins__": {}}, values)
+            whole = isinstance(default[name], int) and value == int(value)  # 2048 / 8 is a float
+            return int(value) if whole else value + 0.0
+        except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
+            raise UserError(f'"{text}": {error}') from None
 
     return {name: value_of(name) for name in ranges}
 
@@ -105,7 +88,7 @@ def flags_of(settings: dict) -> list[str]:
     return flags
 
 
-@dataclass
+@dataclass(eq=False)
 class Trial:
     name: str
     settings: dict  # those that are searched
@@ -125,8 +108,7 @@ class Trial:
         for seed in set(seeds) - self.returns.keys():
             folder, finished = run.run_folder(self.job(seed))
             if finished:
-                result = json.loads((folder / "result.json").read_text())
-                self.returns[seed] = result["eval_return_mean"]
+                self.returns[seed] = report.read_json(folder / "result.json")["eval_return_mean"]
         return [seed for seed in seeds if not math.isfinite(self.returns.get(seed, math.nan))]
 
     def of(self, seeds):  # -> returns, (seeds,)
@@ -141,7 +123,7 @@ class Study:
 
     def __init__(self, options, extra: list[str]):
         try:
-            content = tomllib.loads(options.file.read_text("utf-8"))
+            content = report.read_toml(options.file)
         except (OSError, ValueError) as error:
             raise UserError(f"{options.file}: {error}") from None
         match [*shlex.split(str(content.get("command", ""))), *extra]:
@@ -159,30 +141,50 @@ class Study:
         self.seeds = range(options.first_seed, options.first_seed + options.seeds)
         self.fresh = range(self.seeds.stop, self.seeds.stop + options.fresh_seeds)
         self.args = run.script_args(self.script, self.flags)
-        self.check()
+        self.space = self.distributions()
         self.trials = []
         self.default = self.trial(None)
 
-    def check(self):
+    def distributions(self) -> dict:
+        """What Optuna draws from; values of a list as text, since it takes no lists of lists."""
         if not isinstance(self.ranges, dict) or not self.ranges:
             raise UserError(f"{self.options.file} needs a table [ranges]")
+        found = {}
         for name, spec in self.ranges.items():
             if name not in self.args or name == "seed":
                 raise UserError(f"{self.script} has no setting {name} to search")
-            if isinstance(spec, dict):
-                ends = [spec.get("low"), spec.get("high")]
-                ordered = all(isinstance(x, int | float) for x in ends) and ends[0] < ends[1]
-                wrong = not ordered or (spec.get("log") and ends[0] <= 0)
-                if wrong or spec.keys() - {"low", "high", "log"}:
-                    raise UserError(f"{name}: a range is {{ low = 1, high = 9, log = true }}")
+            if isinstance(spec, list) and spec:
+                found[name] = CategoricalDistribution([in_words(value) for value in spec])
+            elif isinstance(spec, dict):
                 if not self.options.trials:
                     raise UserError(f"{name} is a range: give --trials N, or a list for a grid")
-            elif not ((isinstance(spec, list) and spec) or str(spec).startswith("=")):
+                types = {type(x) for x in (spec.get("low"), spec.get("high"), self.args[name])}
+                try:
+                    kind = IntDistribution if types <= {int, type(None)} else FloatDistribution
+                    found[name] = kind(**spec)
+                except (TypeError, ValueError) as error:
+                    like = "a range is { low = 1, high = 9, log = true }"
+                    raise UserError(f"{name}: {like}: {error}") from None
+            elif not str(spec).startswith("="):
                 raise UserError(f'{name} needs a list, a range or "= expression", not {spec!r}')
+        some = {
+            name: s[0] if isinstance(s, list) else s["low"]
+            for name, s in self.ranges.items()
+            if name in found
+        }
+        with_ties(self.ranges, some, self.args)  # says what is wrong with an expression
+        return found
 
-    def trial(self, chosen: dict | None) -> Trial:
-        """The trial of a point, which may be an earlier one; None: the default."""
-        settings = {} if chosen is None else with_ties(self.ranges, chosen, self.args)
+    def trial(self, params: dict | None) -> Trial:
+        """The trial of what Optuna asked for, which may be an earlier one; None: the default."""
+        chosen = {}
+        for name, value in (params or {}).items():
+            if isinstance(spec := self.ranges[name], list):
+                value = next(x for x in spec if in_words(x) == value)
+            elif isinstance(value, float):
+                value = float(f"{value:.4g}")  # which can be read
+            chosen[name] = value
+        settings = {} if params is None else with_ties(self.ranges, chosen, self.args)
         every = settings or {name: self.args[name] for name in self.ranges}
         for trial in self.trials:
             if trial.settings == every:
@@ -212,50 +214,51 @@ class Study:
             for seed in trial.missing(seeds)[:1]:
                 trial.failure = f"seed {seed}: {run.last_line(trial.job(seed).log)}"
 
-    def search(self):
-        """Trains the default and all trials."""
-        if not self.options.trials:
-            lists = {name: spec for name, spec in self.ranges.items() if isinstance(spec, list)}
-            points = itertools.product(*lists.values())
-            trials = [self.trial(dict(zip(lists, point, strict=True))) for point in points]
-            return self.train([self.default, *trials], self.seeds)
-        try:
-            import optuna
-        except ImportError:
-            raise UserError("--trials needs Optuna: pip install optuna==5.0.0") from None
+    def open(self) -> optuna.Study:
+        """Optuna's study of these settings, ranges and seeds, in the journal of the folder."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        how = {"seed": self.options.tpe_seed, "multivariate": True, "constant_liar": True}
-        sampler = optuna.samplers.TPESampler(**how)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        # In batches, asked for and told in order: what is asked for then depends on nothing but
-        # scores, not on which run ended first, and a study that is restarted asks for the same.
-        for first in range(0, self.options.trials, self.options.batch):
-            size = min(self.options.batch, self.options.trials - first)
-            asked = [study.ask() for _ in range(size)]
-            trials = [self.trial(self.suggested(ask)) for ask in asked]
-            self.train(trials if first else [self.default, *trials], self.seeds)
-            if self.options.dry_run:  # the rest depends on scores
-                return
-            for ask, trial in zip(asked, trials, strict=True):
-                if trial.missing(self.seeds):
-                    study.tell(ask, state=optuna.trial.TrialState.FAIL)
-                else:
-                    study.tell(ask, trial.score(self.seeds))
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        options = self.options
+        what = [self.args, self.ranges, list(self.seeds), options.tpe_seed, bool(options.trials)]
+        how = {"study_name": hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]}
+        if not options.dry_run:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            backend = JournalFileBackend(str(self.folder / "optuna.log"))
+            how |= {"storage": optuna.storages.JournalStorage(backend), "load_if_exists": True}
+        return optuna.create_study(direction="maximize", **how)
 
-    def suggested(self, ask) -> dict:
-        """A value for every list and range, by Optuna."""
-        chosen = {}
-        for name, spec in self.ranges.items():
-            if isinstance(spec, list):
-                chosen[name] = spec[ask.suggest_categorical(name, range(len(spec)))]
-            elif isinstance(spec, dict):
-                low, high, log = spec["low"], spec["high"], spec.get("log", False)
-                if type(low) is type(high) is int and type(self.args[name]) is not float:
-                    chosen[name] = ask.suggest_int(name, low, high, log=log)
-                else:  # four digits can be read
-                    value = float(f"{ask.suggest_float(name, low, high, log=log):.4g}")
-                    chosen[name] = min(max(value, low), high)
-        return chosen
+    def search(self) -> optuna.Study:
+        """Trains the default and all trials.
+
+        In batches, told in the order in which they were asked for: so what is asked for depends on
+        scores alone, not on which run ended first, and a study that was cut goes on as if it had
+        not been.
+        """
+        study, tpe = self.open(), self.options.trials
+        lists = {name: x.choices for name, x in self.space.items() if not tpe}
+        total = tpe or math.prod(map(len, lists.values()))
+        # at first those of an earlier start, too, of which some may have failed
+        trials = [self.default, *(self.trial(x.params) for x in study.trials)]
+        while True:
+            if not (asked := study.get_trials(states=[TrialState.RUNNING])):  # since it was cut
+                seed, done = self.options.tpe_seed, len(study.trials)
+                study.sampler = optuna.samplers.GridSampler(lists, seed)
+                if tpe:
+                    how = {"multivariate": True, "constant_liar": True}
+                    study.sampler = optuna.samplers.TPESampler(seed=seed + done, **how)
+                for _ in range(min(self.options.batch if tpe else total, total - done)):
+                    study.ask(self.space)
+                asked = study.get_trials(states=[TrialState.RUNNING])
+            trials += [self.trial(x.params) for x in asked]
+            self.train(list(dict.fromkeys(trials)), self.seeds)
+            for x in asked:
+                score = self.trial(x.params).score(self.seeds)
+                good = math.isfinite(score)
+                with contextlib.suppress(RuntimeError):  # a grid's end, outside of study.optimize
+                    study.tell(x.number, score if good else None, None if good else TrialState.FAIL)
+            trials = []
+            if len(study.trials) >= total or self.options.dry_run:  # the rest depends on scores
+                return study
 
     def ranked(self) -> list[Trial]:
         """The best first, those without a score last; of equal ones the earliest first."""
@@ -294,72 +297,39 @@ class Study:
             print("No trial has a better score than the default.")
         elif not default.missing(self.fresh):
             x, y = best.of(self.fresh), default.of(self.fresh)
-            print(f"On fresh seeds: trial {best.name} {report.mean_and_std(x)}, default", end=" ")
-            print(f"{report.mean_and_std(y)}; P(trial {best.name} > default)", end=" ")
-            print(f"{report.improvement(x, y):.2f}")
+            better = f"P(trial {best.name} > default) {report.improvement(x, y):.2f}"
+            both = f"trial {best.name} {report.mean_and_std(x)}, default {report.mean_and_std(y)}"
+            print(f"On fresh seeds: {both}; {better}")
         script, *flags = best.command[:-2]  # without --runs-dir
         print(f"The best: python {shlex.join([f'algos/{script}.py', *flags])}", flush=True)
-        self.draw(best)
         return True
 
-    def draw(self, best: Trial):
-        """Scores in the order of the search and over each setting; the fresh seeds one by one."""
-        plt = report.pyplot()
-        scored = [trial for trial in self.trials if not trial.missing(self.seeds)]
-        scores = np.array([trial.score(self.seeds) for trial in scored])
-        colors = {id(self.default): "black", id(best): "C3"}
-        panels = [name for name, spec in self.ranges.items() if not isinstance(spec, str)]
-        columns = min(len(panels) + 2, 4)
-        rows = math.ceil((len(panels) + 2) / columns)
-        figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3 * rows), squeeze=False)
-        order, *others = axes.flat
-        for axis in others[len(panels) + 1 :]:
-            axis.remove()
-        order.step(range(len(scored)), np.maximum.accumulate(scores), where="post", alpha=0.5)
-        ends = np.array([(min(x), max(x)) for x in (trial.of(self.seeds) for trial in scored)])
-        order.vlines(range(len(scored)), *ends.T, color="gray", alpha=0.4)  # worst to best seed
-        order.xaxis.get_major_locator().set_params(integer=True)
-        order.set_ylabel(f"mean of seeds {self.seeds[0]} to {self.seeds[-1]}")
-        x_of = {"trial": range(len(scored))}
-        for axis, name in zip(others, panels, strict=False):
-            x_of[name] = [trial.settings[name] for trial in scored]
-            if isinstance(spec := self.ranges[name], list):
-                x_of[name] = [in_words(x) for x in x_of[name]]
-                axis.plot([in_words(x) for x in spec], [math.nan] * len(spec))  # in this order
-            elif spec.get("log"):
-                axis.set_xscale("log")
-        for axis, (name, x) in zip(axes.flat, x_of.items(), strict=False):
-            axis.scatter(x, scores, c=[colors.get(id(trial), "C0") for trial in scored], s=18)
-            axis.set_xlabel(name)
-        fresh = others[len(panels)]
-        for trial in {id(trial): trial for trial in (self.default, best)}.values():
-            if not trial.missing(self.fresh):
-                names = [trial.name] * len(self.fresh)
-                fresh.scatter(names, trial.of(self.fresh), c=colors[id(trial)], s=18, alpha=0.6)
-                fresh.scatter(names[:1], trial.of(self.fresh).mean(), c="gray", s=900, marker="_")
-        fresh.margins(x=0.5)
-        fresh.set_xlabel(f"fresh seeds {self.fresh[0]} to {self.fresh[-1]}")
-        figure.suptitle("black: the default; red: the best trial", fontsize=10)
-        figure.tight_layout()
-        report.save(figure, self.folder / "study.png")
+    def draw(self, study: optuna.Study):
+        """Optuna's pictures of the scores, in the order of the search and over each setting."""
+        report.pyplot()
+        for name in ("optimization_history", "slice"):
+            plot = getattr(optuna.visualization.matplotlib, f"plot_{name}")
+            axes = np.atleast_1d(plot(study, target_name="score"))
+            if math.isfinite(score := self.default.score(self.seeds)):
+                for axis in axes:
+                    axis.axhline(score, color="black", label="default")
+                axes[0].legend()
+            report.save(axes[0].figure, self.folder / f"{name}.png")
 
 
 def parse_options(argv: list[str]):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    number = run.positive
     parser.add_argument("file", type=Path, help="command and ranges: a TOML file")
-    parser.add_argument("--trials", type=run.positive, help="by TPE; default: the whole grid")
-    parser.add_argument("--seeds", type=run.positive, default=3, help="of a trial; at least 3")
+    parser.add_argument("--trials", type=number, help="by TPE; default: the whole grid")
+    parser.add_argument("--seeds", type=number, default=3, help="of a trial; at least 3")
     parser.add_argument("--first-seed", type=int, default=1, help="default 1")
-    parser.add_argument(
-        "--fresh-seeds", type=run.positive, default=5, help="those after them; default 5"
-    )
-    parser.add_argument("--jobs", type=run.positive, help="runs at a time; default: cores")
+    parser.add_argument("--fresh-seeds", type=number, default=5, help="after them; default 5")
+    parser.add_argument("--jobs", type=number, help="runs at a time; default: cores")
     parser.add_argument("--tpe-seed", type=int, default=1, help="of the search; default 1")
-    parser.add_argument(
-        "--batch", type=run.positive, default=4, help="trials that TPE asks for at once; default 4"
-    )
+    parser.add_argument("--batch", type=number, default=4, help="that TPE asks for; default 4")
     parser.add_argument("--runs-dir", type=Path, help="default: runs/tune/FILE")
     parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
     options = parser.parse_args(argv)
@@ -376,14 +346,14 @@ def main():
     end = argv.index("--") if "--" in argv else len(argv)
     try:
         study = Study(parse_options(argv[:end]), argv[end + 1 :])
-        study.search()
-        sys.exit(0 if study.options.dry_run or study.confirm() else 1)
+        found = study.search()
+        if not study.options.dry_run:
+            if not study.confirm():
+                sys.exit(1)
+            study.draw(found)
     except UserError as error:
         print(f"tune.py: {error}", file=sys.stderr)
         sys.exit(2)
-    except ImportError as error:
-        print(f"tune.py: no picture without {error.name}: pip install -r requirements-dev.txt")
-        sys.exit(0)
     except KeyboardInterrupt as interrupt:
         print("tune.py: stopped; the same command goes on", file=sys.stderr)
         sys.exit(128 + interrupt.args[0])

@@ -47,7 +47,7 @@ MORE = {
     " --target-kl 0.01 --ent-coef 0.01 --num-minibatches 4 --activation relu --hidden-size 32"
     " --total-timesteps 8000 --checkpoint-frequency 2500",
     "a2c, all its switches": "a2c --env-id Pendulum-v1 --norm-obs --norm-reward --optimizer adam"
-    " --num-microbatches 2 --ent-coef 0.01 --total-timesteps 4000 --checkpoint-frequency 1500",
+    " --ent-coef 0.01 --total-timesteps 4000 --checkpoint-frequency 1500",
     "dqn, all its switches": "dqn --double --dueling --n-atoms 51 --v-min 0 --v-max 50 --n-step 3"
     " --total-timesteps 4000 --checkpoint-frequency 1500 --buffer-size 2000 --num-envs 4"
     " --env-id MountainCar-v0",

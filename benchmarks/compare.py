@@ -1,0 +1,326 @@
+"""Compares run folders, CleanRL's too: which arguments and scripts differ, what looks wrong in the
+curves, and where each run lies among the seeds in benchmarks/results/.
+
+    python benchmarks/compare.py RUN RUN                   and compare.png beside the first of them
+    python benchmarks/compare.py RUN --picture mine.png    elsewhere
+
+Exit status: 0, or 2 for wrong input.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib
+import io
+import itertools
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import report
+from report import Cell, UserError, number
+
+sys.path.insert(0, str(report.ROOT / "algos"))
+RANDOM_EPISODES = 20
+
+
+@dataclass
+class AnyRun:
+    """A run folder of ours, or one of CleanRL's."""
+
+    folder: Path
+    algo: str
+    args: dict
+    versions: dict  # of packages and of the script; none of CleanRL's
+    command: str
+    scalars: dict
+    points: list  # of training_episodes
+    finished: bool  # for all that one can see
+
+    @property
+    def env_id(self) -> str:
+        return self.args.get("env_id", "?")
+
+    @property
+    def text(self) -> dict:
+        """Arguments and versions as text, as far as it can be read beside others."""
+        versions = {name: value[:12] for name, value in self.versions.items()}
+        return {name: str(value) for name, value in (self.args | versions).items()}
+
+
+def read_any_run(folder: Path) -> AnyRun:
+    scalars, texts = report.read_events(folder)
+    if not scalars:
+        raise UserError(f"{folder} has no curves")
+    if ours := (folder / "args.json").exists():
+        try:
+            saved = report.read_json(folder / "args.json")
+            args, algo = saved["args"], saved["algo"]
+            versions, command = saved.get("versions", {}), saved.get("command", "")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
+        finished = (folder / "result.json").exists()
+    else:  # CleanRL's arguments are a table in a text: |name|value|
+        lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
+        args = dict(line[1:-1].split("|", 1) for line in lines)
+        algo, versions, command = args.get("exp_name", folder.name), {}, ""
+        last = max(step for points in scalars.values() for step, _ in points)
+        # its last episode ends a little before the budget does
+        finished = last >= 0.95 * float(args.get("total_timesteps", 0))
+        scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
+    try:
+        points = report.training_episodes(scalars, one_a_point=not ours)
+    except ValueError as error:
+        raise UserError(f"{folder}: its curves cannot be read: {error}") from None
+    return AnyRun(folder, algo, args, versions, command, scalars, points, finished)
+
+
+# --------------------------------------------------------------------------------------------------
+# Beside other runs
+
+
+def print_differences(runs: list[AnyRun]):
+    """What differs in arguments and versions, a run in each column, and whose script does."""
+    columns = {f"run {i}": run.text for i, run in enumerate(runs, 1)}
+    table = pd.DataFrame(columns).drop("runs_dir", errors="ignore").sort_index().fillna("-")
+    table = table[table.nunique(axis="columns") > 1]
+    print(table.to_string() if len(table) else "No argument differs.")
+    for (k, first), (i, run) in itertools.combinations(enumerate(runs, 1), 2):
+        script, other = (x.versions.get("script") for x in (run, first))
+        if run.algo == first.algo and script and other and script != other:
+            known = report.same_numbers({"script": script, "command": run.command}, other)
+            text = "which trains the same weights" if known else "which may be why they differ"
+            print(f"Run {i} is of another version of {run.algo}.py than run {k}, {text}.")
+    print()
+
+
+def place(name: str, value: float, cell: Cell, protocol: str) -> str:
+    """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
+    value, seeds = float(f"{value:.6g}"), cell.values(protocol)  # as in the CSV
+    low, high, n = seeds.min(), seeds.max(), len(seeds)
+    counts = {"lower": seeds < value, "higher": seeds > value, "equal": seeds == value}
+    text = ", ".join(f"{which.sum()} {word}" for word, which in counts.items() if which.any())
+    if not low <= value <= high:
+        text = f"it lies outside of them, as {2 / (n + 1):.0%} of all runs do by chance"
+    among = f"{report.count_seeds(n)} of [{cell.table}] reached {number(low)} to {number(high)}"
+    return f"{name} {number(value)}: {among}; {text}"
+
+
+def other_settings(run: AnyRun, cell: Cell) -> str:
+    """The arguments in which a run differs from the runs of a cell, of those that both have."""
+    free = {"env_id", "seed", "runs_dir", "device", "torch_threads", "eval_frequency"}
+    free |= {"log_frequency", "capture_video", "async_envs", "algo"}
+
+    def same(a: str, b: str) -> bool:
+        with contextlib.suppress(ValueError):
+            return float(a) == float(b)
+        return a == b
+
+    here, there = run.text, {name: str(value) for name, value in cell.about["args"].items()}
+    names = sorted((there.keys() & here.keys()) - free)
+    different = [name for name in names if not same(here[name], there[name])]
+    return ", ".join(f"{name} {here[name]}, not {there[name]}" for name in different)
+
+
+def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
+    """Where a run lies among the seeds of each cell with its settings, a sentence each."""
+    # CleanRL's ppo_continuous_action is a ppo as well
+    here = [c for c in cells if c.env_id == run.env_id and run.algo.startswith(c.about["algo"])]
+    if not here:
+        return [f"benchmarks/results/ has no seeds of {run.algo} on {run.env_id}"]
+    if not run.finished:
+        return ["not finished, so not compared with the seeds in benchmarks/results/"]
+    lines, greedy = [], run.scalars.get("eval/episodic_return")
+    for cell in here:
+        if settings := other_settings(run, cell):
+            lines.append(f"not compared with [{cell.table}], which has other settings: {settings}")
+            continue
+        last = report.last_episodes(run.points)
+        lines.append(place("training return", last, cell, "training"))
+        if greedy:
+            lines.append(place("greedy return", greedy[-1][1], cell, "greedy"))
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# The health of curves
+
+
+def least_entropy(run: AnyRun) -> float:
+    """Entropy [nats] below which a policy explores no more: a hundredth of the uniform one's, or of
+    continuous actions that of a standard deviation of 0.01, where 1 is half a dimension's range.
+    """
+    arrays = {}
+    if (path := run.folder / "weights.npz").exists():
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file}
+    if "log_std" in arrays:
+        return arrays["log_std"].size * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
+    if "continuous" in run.algo:  # CleanRL's, which does not tell the number of dimensions
+        return -math.inf
+    outputs = [array.size for name, array in arrays.items() if re.match(r"actor\..*bias", name)]
+    entropies = [value for _, value in run.scalars.get("losses/entropy", [])]
+    return 0.01 * (math.log(outputs[-1]) if outputs else max(entropies, default=0.0))
+
+
+@functools.cache
+def random_returns(algo: str, settings: str):
+    """Returns, (RANDOM_EPISODES,), of uniformly random actions in a run's environment.
+
+    settings: the run's arguments as JSON. Raises what the environment does where it cannot be made.
+    """
+    module, parent = (importlib.import_module(name) for name in (algo, algo.split("_")[0]))
+    args_class = module.Args if issubclass(module.Args, parent.RunArgs) else parent.RunArgs
+    make_envs = getattr(module, "make_envs", parent.make_envs)
+    envs = make_envs(args_class(**json.loads(settings)), RANDOM_EPISODES, training=False)
+    parent.reset(envs, 0)
+    envs.action_space.seed(0)
+    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, np.bool_)
+    for _ in range(10_000):  # an episode might not end
+        _, rewards, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        returns += rewards * playing
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
+    envs.close()
+    return returns
+
+
+def not_risen(run: AnyRun) -> list[str]:
+    """A sentence if, at half of the budget or later, the return is not above a random policy's."""
+    total = float(run.args.get("total_timesteps", math.inf))
+    if not run.points or run.points[-1][0] < total / 2:
+        return []
+    algo, args = (run.algo, run.args) if run.command else ("ppo", {"env_id": run.env_id})
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            random = random_returns(algo, json.dumps(args))
+    except (Exception, SystemExit):  # an environment that is not here, or plays no random actions
+        return []
+    last, mean, std = report.last_episodes(run.points), random.mean(), random.std(ddof=1)
+    if last > mean + 2 * std / math.sqrt(len(random)):
+        return []
+    beside = f"a random policy's, {number(mean)} ± {number(std)}"
+    return [f"its return, {number(last)}, has not risen above {beside}"]
+
+
+def health(scalars: dict, args: dict, floor: float) -> list[str]:
+    """What looked sick at every point of the curves for a tenth of the run, and for 2,000 steps of
+    each environment: a sentence for each symptom, none for a healthy run.
+
+    scalars {tag: [(step, value)]}; args: as text; floor: see least_entropy.
+    """
+    points = defaultdict(dict)
+    for tag, curve in scalars.items():
+        for step, value in curve:
+            points[step][tag] = value
+    total, num_envs = float(args.get("total_timesteps", max(points))), int(args.get("num_envs", 1))
+    gamma, clipped = float(args.get("gamma", 1)), args.get("clip_reward") == "True"
+    now, worth, since, told = {}, 0.0, {}, {}
+    for step in sorted(points):
+        now |= points[step]
+        if "charts/episodic_length" in points[step] and gamma < 1:
+            mean_reward = abs(now["charts/episodic_return"] / now["charts/episodic_length"])
+            # of clipped rewards, 1 is the largest that is learned from
+            worth = max(worth, (1.0 if clipped else mean_reward) / (1 - gamma))
+        scale = 1.0 if args.get("norm_reward") == "True" else worth
+        found = symptoms(now, worth, scale, floor if step <= total / 2 else -math.inf)
+        if "charts/episodic_return" not in points[step]:
+            found["episodes"] = (
+                "no episode ended: has the environment a time limit? A checkpoint ends episodes"
+                " uncounted (--checkpoint-frequency)"
+            )
+        since = {name: since.get(name, step) for name in found}
+        for name in found:
+            if step - since[name] >= max(total / 10, 2_000 * num_envs) and name not in told:
+                told[name] = f"from step {since[name]:,} on {found[name]}"
+    return list(told.values())
+
+
+def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
+    """What looks sick at a point of the curves: sentences by name.
+
+    worth [return]: of the largest mean reward so far, for ever; on average a true |Q| is below.
+    scale: the size of the returns that are learned. floor [nats]: of a policy that still explores.
+    """
+    found = {}
+    explained = now.get("losses/explained_variance", 0.0)
+    # the deviation of the returns: Var(returns - values) is at most twice the value loss
+    spread = math.sqrt(2 * now.get("losses/value_loss", math.inf) / (1 - min(explained, 0)))
+    if explained < 0 and spread > max(0.01 * scale, 1e-3):  # else there is nothing to explain
+        found["critic"] = (
+            f"the explained variance is negative ({explained:.2g}): the critic is worse than a"
+            " constant; try a smaller --learning-rate, another --vf-coef or --norm-reward"
+        )
+    entropy = now.get("losses/entropy", math.inf)
+    if entropy < floor:
+        found["policy"] = (
+            f"the entropy is {entropy:.2g}: the policy no longer explores, with half of the run to"
+            " go; a larger --ent-coef or a smaller --learning-rate keeps it exploring"
+        )
+    q = now.get("losses/q_values", now.get("losses/qf1_values", 0.0))
+    compared = f"Q is {q:.3g}, where the largest mean reward, for ever, is worth {worth:.3g}"
+    random = now.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
+    if abs(q) > 2 * worth > 0 and not random:
+        found["q_values"] = (
+            f"{compared}: it feeds on its own errors; try a smaller --tau or --learning-rate"
+        )
+    if now.get("losses/q_spread", math.inf) < 1e-4 * abs(q):
+        found["network"] = (
+            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; try a"
+            " smaller --learning-rate or a larger --adam-eps"
+        )
+    mass = now.get("losses/mass_at_ends", 0.0)
+    beyond = abs(now.get("charts/episodic_return", math.inf)) > 2 * abs(q)  # else it may fit
+    if mass > 0.5 and beyond and abs(q) < 0.5 * worth:
+        found["support"] = (
+            f"{mass:.0%} of the return's distribution lies at --v-min and --v-max, and {compared}:"
+            " set them further from 0"
+        )
+    return found
+
+
+def compare(folders: list[Path], picture: Path):
+    runs, cells = [read_any_run(folder) for folder in folders], report.read_cells(report.RESULTS)
+    if len(runs) > 1:
+        print_differences(runs)
+    for i, run in enumerate(runs, 1):
+        print(f"Run {i}: {run.folder}")
+        sick = health(run.scalars, run.text, least_entropy(run)) + not_risen(run)
+        for sentence in (sick or ["its curves look healthy"]) + beside_seeds(run, cells):
+            print(f"  {sentence}")
+    figure, axis = report.pyplot().subplots(figsize=(8, 5))
+    for i, run in enumerate(runs):
+        steps, returns, _ = zip(*run.points, strict=True) if run.points else ((), (), ())
+        axis.plot(steps, returns, color=f"C{i}", linewidth=1, label=f"{i + 1}: {run.folder}")
+        if greedy := run.scalars.get("eval/episodic_return"):
+            axis.plot(*zip(*greedy, strict=True), color=f"C{i}", marker="o", linestyle="")
+    axis.set(xlabel="steps", ylabel="return", title="lines: training episodes; dots: greedy")
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    report.save(figure, picture)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("--picture", type=Path, help="default: compare.png beside the first run")
+    options = parser.parse_args()
+    beside = options.runs[0].resolve().with_name("compare.png")
+    try:
+        compare(options.runs, options.picture or beside)
+    except (UserError, OSError) as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Trains until the last 20 episodes have a mean return, and then prints the steps: for speed.py.
+
+    python benchmarks/maintain/until_solved.py 475 "" ppo --config benchmarks/cartpole.toml
+
+The second word is the environment whose 20 greedy episodes, played every 2,000 steps, count
+instead; none: those of the training.
+"""
+
+import collections
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "algos"
+
+
+def main(threshold: float, evaluated_on: str, name: str, flags: list[str]):
+    sys.path.insert(0, str(SCRIPTS))
+    script, returns, seen = importlib.import_module(name), collections.deque(maxlen=20), 0
+    parent = importlib.import_module(name.split("_")[0])  # of a variant
+    end_iteration = parent.Run.end_iteration
+
+    def look(run, scalars):
+        nonlocal seen
+        returns.extend(episode[0] for episode in run.finished[seen:])
+        due, args = run.due(2_000), run.args
+        steps = end_iteration(run, scalars)
+        seen = len(run.finished)
+        if evaluated_on:
+            returns.clear()
+            if due:
+                run.args = dataclasses.replace(args, env_id=evaluated_on, eval_episodes=20)
+                returns.extend(run.evaluate())
+                run.args = args
+        if len(returns) == returns.maxlen and sum(returns) / len(returns) >= threshold:
+            print(json.dumps({"steps": steps}), flush=True)
+            os._exit(0)
+        return steps
+
+    parent.Run.end_iteration = look
+    sys.argv = [str(SCRIPTS / f"{name}.py"), *flags]
+    args_class = getattr(script, "RunArgs", script.Args)
+    parent.main(name, args_class, script.make_agent, script.train, parent.evaluation_policy)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -1,0 +1,327 @@
+"""Runs are compared with each other, with our seeds and with a random policy; of curves, sick ones
+are told from healthy ones.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cells import a_cell, a_run
+from conftest import ROOT, only_run
+from torch.utils.tensorboard import SummaryWriter
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import compare
+import report
+
+
+def write_curves(folder: Path, value: float, arguments: dict | None = None):
+    """Episodes of this return up to step 3000; with CleanRL's table of arguments, if any."""
+    with SummaryWriter(folder) as writer:
+        for step in range(0, 3000, 10):
+            writer.add_scalar("charts/episodic_return", value, step)
+            writer.add_scalar("charts/episodic_length", 10, step)
+        if arguments:
+            rows = "\n".join(f"|{key}|{value}|" for key, value in arguments.items())
+            writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    return a_cell(tmp_path, monkeypatch)
+
+
+def test_runs_are_compared_cleanrls_too(results, capsys):
+    # an argument without a value is the last cell of its row
+    arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": "0.90", "hf_entity": ""}
+    write_curves(results / "cleanrl", 2.2, arguments)
+    with SummaryWriter(results / "cleanrl") as writer:
+        writer.add_scalar("eval/episodic_return", 77.0, 9)  # of its tenth episode
+    write_curves(results / "ours", 8.0)
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
+    (results / "ours" / "args.json").write_text(json.dumps(saved))
+    compare.compare([results / "ours"], results / "compare.png")
+    out = capsys.readouterr().out
+    assert "not finished, so not compared with" in out and "argument" not in out
+    (results / "ours" / "result.json").touch()
+    report.write_cell("ppo", [a_run(seed, 3.0, gamma=0.5) for seed in (1, 2)], report.RESULTS)
+    compare.compare([results / "cleanrl", results / "ours"], results / "compare.png")
+    _, out = capsys.readouterr().out.split(" seeds\n")  # of write_cell
+    table, rest = out.split("\n\n")
+    assert [line.split() for line in table.splitlines()] == [
+        ["run", "1", "run", "2"],
+        ["exp_name", "ppo", "-"],
+        ["gamma", "0.90", "0.9"],
+        ["hf_entity", "-"],
+    ]
+    runs = [line for line in rest.splitlines() if line.startswith("Run")]
+    assert runs == [f"Run 1: {results}/cleanrl", f"Run 2: {results}/ours"]
+    assert rest.count("not compared with [ppo], which has other settings: gamma 0.9") == 2
+    seeds = "3 seeds of [ppo-mine] reached 1.5 to 2.5"
+    assert f"training return 2.2: {seeds}; 2 lower, 1 higher\n" in rest
+    assert "return 77" not in rest
+    outside = "it lies outside of them, as 50% of all runs do by chance"
+    assert f"training return 8.0: {seeds}; {outside}\n" in rest
+    assert (results / "compare.png").stat().st_size > 10_000
+    write_curves(results / "cut", 2.2, arguments | {"total_timesteps": 30_000})  # a tenth of them
+    compare.compare([results / "cut"], results / "compare.png")
+    assert "not finished, so not compared with" in capsys.readouterr().out
+    compare.compare([results / "ours"] * 2, results / "compare.png")
+    assert capsys.readouterr().out.startswith("No argument differs.\n")
+    with pytest.raises(report.UserError, match="has no curves"):
+        compare.compare([results], results / "compare.png")
+    with pytest.raises(report.UserError, match="'foo' is not supported"):
+        compare.compare([results / "ours"], results / "compare.foo")
+
+
+def test_a_place_among_seeds_that_are_all_alike(results):
+    report.write_cell("ppo", [a_run(seed, 500.0) for seed in (1, 2, 3)], report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
+    expected = "greedy return 500.0: 3 seeds of [ppo] reached 500.0 to 500.0; 3 equal"
+    assert compare.place("greedy return", 500.0, cell, "greedy") == expected
+
+
+def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(compare, "compare", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(sys, "argv", "compare.py runs/CartPole-v1/ppo/1-now x/y".split())
+    compare.main()
+    (tmp_path / "1-now").mkdir()
+    monkeypatch.chdir(tmp_path / "1-now")
+    for words in (".", ". --picture mine.png"):
+        monkeypatch.setattr(sys, "argv", ["compare.py", *words.split()])
+        compare.main()
+    pictures = [picture for _, picture in calls]
+    own = tmp_path / "runs" / "CartPole-v1" / "ppo" / "compare.png"
+    assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
+
+
+def test_scripts_that_differ_are_told(results, capsys):
+    """In args.json; the same script twice, another one, and one that trains the same weights."""
+    command = "python algos/ppo.py --config benchmarks/cartpole.toml:ppo"
+    for name, script in (("a", "5c41" * 16), ("b", "5c41" * 16), ("c", "07e4" * 16)):
+        write_curves(results / name, 500.0)
+        saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1"}, "command": command}
+        saved["versions"] = {"torch": "2.13.0", "script": script}
+        (results / name / "args.json").write_bytes(json.dumps(saved).encode("utf-8-sig"))
+    folders = [results / name for name in "abc"]
+    compare.compare(folders[:2], results / "compare.png")
+    assert "version" not in capsys.readouterr().out
+    compare.compare(folders, results / "compare.png")
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split() == ["script", *["5c415c415c41"] * 2, "07e407e407e4"]
+    for k in (1, 2):
+        assert f"Run 3 is of another version of ppo.py than run {k}, which may be why" in out
+    records = [{"name": "cartpole:ppo", "scripts": ["07e4" * 16, "5c41" * 16]}]
+    (report.RESULTS / report.SAME_NUMBERS).write_text(json.dumps(records))
+    compare.compare(folders, results / "compare.png")
+    assert "Run 3 is of another version of ppo.py than run 1, which trains the same weights" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_return_that_has_not_risen_above_a_random_policys():
+    """A random policy has 22 ± 12 on CartPole-v1, always -200 on MountainCar-v0."""
+
+    def told(returns, env_id="CartPole-v1", total=10_000, **changed):
+        args = {"env_id": env_id, "total_timesteps": total, **changed}
+        points = [(1_000 * i, value, 50.0) for i, value in enumerate(returns, 1)]
+        run = compare.AnyRun(Path(), "a2c", args, {}, "python algos/a2c.py", {}, points, True)
+        return compare.not_risen(run)
+
+    (text,) = told([21.0] * 6)
+    assert text.startswith("its return, 21.0, has not risen above a random policy's, 2")
+    assert told([500.0] * 4 + [9.4] * 6), "unlearned again"
+    assert not told([21.0] * 5 + [150.0] * 2), "of the last hundred episodes"
+    assert not told([21.0] * 4), "less than half of the budget"
+    assert told([-200.0] * 6, "MountainCar-v0") and not told([-199.0] * 6, "MountainCar-v0")
+    assert told([20.0] * 6, env_kwargs="{}") and not told([20.0] * 6, "Nowhere-v0")
+    short = {"env_kwargs": '{"max_episode_steps": 5}'}  # so random episodes end at five
+    assert not told([21.0] * 6, **short)
+
+
+class Curves:
+    """Curves of a thousand steps between points, made up; `sick` is what is said of them."""
+
+    def __init__(self, floor=-np.inf, **args):
+        defaults = {"total_timesteps": 50_000, "num_envs": 1, "gamma": 0.99}
+        self.args = {name: str(value) for name, value in (defaults | args).items()}
+        self.floor = floor
+
+    def sick(self, episode=(200.0, 200.0), epsilon=0.1, every=1_000, **losses) -> list[str]:
+        """losses: lists, a value a point, or one value for all points."""
+        length = max(len(values) for values in losses.values() if isinstance(values, list))
+        steps = [every * i for i in range(1, length + 1)]
+        curves = {f"losses/{tag}": values for tag, values in losses.items()}
+        curves |= {"charts/epsilon": epsilon}
+        if episode is not None:
+            curves |= {"charts/episodic_return": episode[0], "charts/episodic_length": episode[1]}
+        curves = {
+            tag: list(
+                zip(steps, values if isinstance(values, list) else [values] * length, strict=True)
+            )
+            for tag, values in curves.items()
+        }
+        return compare.health(curves, self.args, self.floor)
+
+
+def test_a_tenth_of_the_run_must_be_sick_without_a_break():
+    assert not Curves().sick(explained_variance=[-0.5] * 5 + [0.1] + [-0.5] * 5)
+    (text,) = Curves().sick(explained_variance=[0.1] + [-0.5] * 40)
+    assert text.startswith("from step 2,000 on the explained variance is negative (-0.5)")
+    assert not Curves(num_envs=8).sick(explained_variance=[-0.5] * 16)
+    assert Curves(num_envs=8).sick(explained_variance=[-0.5] * 17)
+
+
+def test_returns_that_hardly_differ_need_no_explanation():
+    negative = [-0.5] * 20
+    # CartPole-v1 solved: returns of 100, which values miss by about 1; and one where they differ
+    assert not Curves().sick(explained_variance=negative, value_loss=0.5)
+    assert Curves().sick(explained_variance=negative, value_loss=200.0)
+    # gamma 0: the return is the reward, 1 at every step, and its variance the floor of 1e-8
+    assert not Curves(gamma=0).sick(explained_variance=[-1e6] * 20, value_loss=0.005)
+    # no reward found yet
+    assert not Curves().sick(explained_variance=[-1e5] * 20, value_loss=1e-3, episode=(0, 200))
+    # rewards that are divided by the deviation of their returns, of whatever size they were
+    large = {"episode": (-1e6, 200.0), "explained_variance": negative}
+    assert Curves(norm_reward=True).sick(**large, value_loss=0.5)
+    assert not Curves().sick(**large, value_loss=0.5)
+
+
+# Q of one-step targets on CartPole-v1 with hard updates, and of ten-step targets
+OVERESTIMATED = [52, 84, 105, 150, 177, 190, 255, 290, 310, 340, 370, 350]
+
+
+SOLVED = [10, 31, 52, 61, 70, 77, 84, 88, 91, 96, 103, 95]
+
+
+def test_q_above_what_rewards_are_worth():
+    for tag in ("q_values", "qf1_values"):
+        q_above_what_rewards_are_worth(tag)
+
+
+def q_above_what_rewards_are_worth(tag):
+    (text,) = Curves().sick(**{tag: OVERESTIMATED})
+    assert text.startswith("from step 7,000 on Q is 350, where the largest mean reward, for ever,")
+    assert "is worth 100:" in text
+    assert not Curves().sick(**{tag: SOLVED})
+    assert Curves().sick(**{tag: [-q for q in OVERESTIMATED]}), "grown downwards"
+    assert not Curves().sick(**{tag: OVERESTIMATED}, epsilon=0.9), "rewards of random actions"
+    assert not Curves().sick(**{tag: OVERESTIMATED}, episode=(0.0, 200.0)), "no reward found yet"
+    assert not Curves(gamma=1.0).sick(**{tag: OVERESTIMATED})
+
+
+def test_q_of_clipped_rewards_is_not_held_to_those_of_the_game():
+    clipped = {"clip_reward": True, "gamma": 0.9}  # worth 10
+    small, large = (2.0, 200.0), (20_000.0, 200.0)  # episodes with rewards of 0.01, of 100
+    assert Curves(gamma=0.9).sick(q_values=[9.0] * 20, episode=small)
+    assert not Curves(**clipped).sick(q_values=[9.0] * 20, episode=small)
+    assert not Curves(gamma=0.9).sick(q_values=[21.0] * 20, episode=large)
+    (text,) = Curves(**clipped).sick(q_values=[21.0] * 20, episode=large)
+    assert "is worth 10:" in text
+
+
+def test_mass_at_the_ends_is_well_where_the_returns_are():
+    # CartPole-v1 solved, with v_max at what a reward of 1 for ever is worth, and at a tenth of it
+    ends = np.linspace(0.04, 0.93, 20).tolist()
+    assert not Curves().sick(mass_at_ends=ends, q_values=91.0)
+    (text,) = Curves().sick(mass_at_ends=ends, q_values=9.7)
+    assert "of the return's distribution lies at --v-min and --v-max, and Q is 9.7" in text
+    # a reward in two of five episodes, none else: most returns are 0, which is v_min
+    sparse = Curves(clip_reward=True, gamma=0.98)
+    assert not sparse.sick(mass_at_ends=ends, q_values=0.26, episode=(0.4, 20.0))
+
+
+def test_q_that_knows_no_state():
+    # DQN on Pong whose convolutions had no active unit left, and one that learns
+    (text,) = Curves().sick(q_spread=[0.0] * 20, q_values=-2.3, episode=(-20.0, 200.0))
+    assert text.startswith("from step 1,000 on Q is -2.3 whatever the state")
+    assert not Curves().sick(q_spread=[0.01] * 20, q_values=-2.3, episode=(-20.0, 200.0))
+    assert not Curves().sick(q_spread=[0.0] * 20, q_values=0.0), "no reward found yet"
+
+
+def test_entropy_is_watched_in_the_first_half():
+    collapsed, late = [0.5] * 3 + [1e-3] * 40, [0.5] * 22 + [1e-3] * 28
+    (text,) = Curves(floor=0.01 * np.log(2)).sick(entropy=collapsed)
+    assert text.startswith("from step 4,000 on the entropy is 0.001")
+    assert not Curves(floor=0.01 * np.log(2)).sick(entropy=late), "what is solved need not explore"
+
+
+def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
+    run = compare.AnyRun(tmp_path, "ppo", {}, {}, "", {}, [], True)
+    run.scalars = {"losses/entropy": [(1, 0.6), (2, 0.1)]}
+    assert compare.least_entropy(run) == pytest.approx(0.006), "without weights"
+    arrays = {"actor.0.bias": np.zeros(64), "actor.2.bias": np.zeros(4)}
+    np.savez(tmp_path / "weights.npz", **arrays)
+    assert compare.least_entropy(run) == pytest.approx(0.01 * np.log(4))
+    np.savez(tmp_path / "weights.npz", log_std=np.zeros(6), **arrays)
+    assert -20 < compare.least_entropy(run) < -6.5  # log_std of -4.8, and of -2.5
+
+
+def test_an_environment_without_an_end_is_told_so():
+    (text,) = Curves().sick(value_loss=[1.0] * 20, episode=None)
+    assert text.startswith("from step 1,000 on no episode ended: has the environment a time limit?")
+    assert not Curves().sick(value_loss=[1.0] * 5, episode=None), "it has just begun"
+
+
+SICK = {  # flags that make a run sick, and what it is told; each is a mistake that people make
+    "a learning rate of nothing": (
+        "a2c --total-timesteps 6000 --learning-rate 0 --no-anneal-lr",
+        "has not risen above a random policy's",
+    ),
+    "a checkpoint before every episode's end": (
+        "a2c --env-id Pendulum-v1 --num-envs 1 --num-steps 8 --total-timesteps 2560 "
+        "--checkpoint-frequency 128",
+        "no episode ended",
+    ),
+    "a learning rate that drowns the policy": (
+        "ppo --num-envs 1 --total-timesteps 6000 --learning-rate 1",
+        "the entropy is",
+    ),
+    "one-step targets from a hard copy, learned too fast": (
+        "dqn --total-timesteps 4000 --train-frequency 4 --gradient-steps 1 --batch-size 32 "
+        "--n-step 1 --tau 1 --loss mse --learning-rate 0.03 --no-anneal-lr "
+        "--exploration-steps 600 --learning-starts 100",
+        "Q is ",
+    ),
+    "a learning rate that silences every unit": (
+        "dqn --total-timesteps 4000 --gradient-steps 1 --learning-rate 1 --no-anneal-lr "
+        "--exploration-steps 400 --learning-starts 100",
+        "whatever the state",
+    ),
+    "C51 with the support of Atari's clipped rewards": (
+        "dqn --total-timesteps 6000 --gradient-steps 1 --n-atoms 51",
+        "of the return's distribution lies at --v-min and --v-max",
+    ),
+}
+
+
+HEALTHY = {
+    "ppo": "--num-envs 2 --total-timesteps 8192",
+    "a2c": "--num-envs 2 --total-timesteps 8000",
+    "dqn": "--total-timesteps 6000 --gradient-steps 1 --n-atoms 51 --v-min 0 --v-max 100",
+    "td3": "--env-id Pendulum-v1 --total-timesteps 2200 --learning-starts 200 --batch-size 16 "
+    "--hidden-sizes 16 16",
+}
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in list(SICK)[:1])) for name in SICK],
+)
+def test_a_sick_run_is_told_so(script, tmp_path, capsys, mistake):
+    flags, symptom = SICK[mistake]
+    script(*flags.split())
+    compare.compare([only_run(tmp_path)], tmp_path / "compare.png")
+    assert sum(symptom in line for line in capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "td3"))]
+)
+def test_a_healthy_run_is_told_so(script, tmp_path, capsys, name):
+    script(name, *HEALTHY[name].split())
+    compare.compare([only_run(tmp_path)], tmp_path / "compare.png")
+    assert "its curves look healthy" in capsys.readouterr().out

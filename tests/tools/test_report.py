@@ -1,0 +1,416 @@
+"""Tables and verdicts say what was worked out by hand; cells mix no runs that differ."""
+
+import math
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cells import a_cell, a_run
+from conftest import ROOT, only_run
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import publish
+import report
+import run
+import same_numbers
+
+ROW = report.read_published()[0]
+RLIABLE = {  # returns: the interval of their interquartile mean
+    (1108.0, 871.0, 2391.0, 1290.5, 1713.0, 1204.0, 2210.0, 955.0, 1400.0, 1248.5): (
+        1096.6,
+        1783.8,
+    ),
+    (9151.0, 11260.0, 10800.0, 10233.0, 10601.0): (9511.7, 11106.7),
+    (-184.0, 12.0, 77.5, 240.0, 251.0, 263.0, 280.0): (-7.7, 260.6),
+}
+
+
+def published(mean, spread, seeds, steps=100, protocol="greedy", random=22.0):
+    """A row like those of published.csv, for [ppo] and [ppo-mine] on CartPole-v1."""
+    cause = "ppo: a cause; ppo-mine: too few steps"
+    return ROW._replace(
+        env="CartPole-v1", tables="ppo ppo-*", protocol=protocol, mean=mean, steps=steps,
+        spread=math.nan if spread is None else spread, seeds=seeds, published_env="CartPole-v0",
+        source="a paper", url="https://example.org", note="", causes=cause, random=random,
+    )  # fmt: skip
+
+
+def test_verdicts():
+    cases = [
+        # mean 4, standard deviation 1, t(2) = 4.303: half width 4.303 / sqrt(3) = 2.484
+        ([3, 4, 5], published(1.5, None, 3), "above"),
+        ([3, 4, 5], published(6.5, None, 3), "below"),
+        ([3, 4, 5], published(1.55, None, 3), "no difference detected"),
+        # a random policy has 22 on CartPole: a fifth of the distance is 3.12, then 56.4
+        ([3, 4, 5], published(6.4, None, 3), "too noisy to say"),
+        ([300, 301, 302], published(304, None, 3), "slightly below"),
+        # one agent: half width 4.303 sqrt(1 + 1 / 3) = 4.968
+        ([3, 4, 5], published(-0.97, 9.0, 1), "above"),
+        ([3, 4, 5], published(8.97, None, 1), "below"),
+        ([3, 4, 5], published(-0.96, 9.0, 1), "too noisy to say"),  # a fifth is 4.59
+        ([3, 4, 5], published(-3, 9.0, 1), "above"),
+        ([300, 301, 302], published(300, 9.0, 1), "no difference detected"),
+        # Welch: standard error sqrt(1/3 + 1/3), t(4) = 2.776: half width 2.267
+        ([3, 4, 5], published(1.7, 1.0, 3), "above"),
+        ([3, 4, 5], published(6.3, 1.0, 3), "below"),
+        ([3, 4, 5], published(1.8, 1.0, 3), "no difference detected"),
+        # a fifth of the distance is 3.42 and 3.36; the intervals reach down to -3.17 and -3.47
+        ([3, 4, 5], published(4.9, 1.0, 3), "no difference detected"),
+        ([3, 4, 5], published(5.2, 1.0, 3), "too noisy to say"),
+        # where a random policy's return is not known, a fifth of the published one
+        ([3, 4, 5], published(4.0, 1.0, 3, random=0.0), "too noisy to say"),
+        ([500, 500, 500], published(500.0, 0.0, 1), "no difference detected"),
+        ([500, 500, 500], published(499.0, 0.0, 1), "above"),
+        ([3, 9], published(-1e9, 1.0, 1), "too few seeds to tell"),
+        ([3], published(-1e9, 1.0, 1), "one seed of ours"),
+        ([3, 4, 5], published(1.5, 9.0, 1, steps=99), "trained longer"),
+        ([3, 4, 5], published(9, 9.0, 1, steps=800), "below, after 12% of its steps"),
+        ([3, 4, 5], published(-1, 9.0, 1, steps=800), "above, after 12% of its steps"),
+    ]
+    found = [report.verdict(np.array(ours, float), 100, row) for ours, row, _ in cases]
+    assert found == [expected for *_, expected in cases]
+
+
+def test_worse_and_noisier_seeds_never_get_the_better_word():
+    ranks = {"below": 0, "slightly below": 1, "no difference detected": 1, "above": 2}
+    rng, unit = np.random.default_rng(0), np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+    seen = set()
+    for i in range(2000):
+        row = published(400, None, 1) if i % 2 else published(400, 20.0, 10)
+        mean, std = rng.uniform(200, 500), rng.exponential(30)
+        better = report.verdict(mean + std * unit, 100, row)
+        mean, std = mean - rng.exponential(30), std + rng.exponential(20)
+        worse = report.verdict(mean + std * unit, 100, row)
+        seen |= {better, worse}
+        if worse in ranks:
+            assert ranks[worse] <= ranks.get(better, 0)
+    assert seen == {*ranks, "too noisy to say"}
+
+
+def test_a_single_agent_of_our_own_kind_is_judged_as_such():
+    """One more seed of ours is called above or below in one of twenty cases, with any number."""
+    rng = np.random.default_rng(0)
+    for n in (3, 7):
+        draws = rng.normal(200, 30, (1000, n + 1))
+        found = [report.verdict(row[1:], 100, published(row[0], 9.0, 1)) for row in draws]
+        share = np.mean([text in ("above", "below", "slightly below") for text in found])
+        assert 0.03 < share < 0.07
+
+
+def test_interquartile_mean():
+    assert report.iqm(np.array([100, 1, 0, 2, 3, 4, 5, 6])) == 3.5  # of 2, 3, 4, 5
+    assert report.iqm(np.array([1, 2, 3, 4, 100])) == 3  # of 2, 3, 4
+    assert report.iqm(np.array([1, 2, 9])) == 4  # of all
+
+
+def test_bootstrap_intervals():
+    assert report.interval(report.iqm, np.array([1.0, 2, 3, 4])) is None
+    assert tuple(report.interval(np.mean, np.ones(5))) == (1, 1)
+    # a resample of one 1 and nine 0 has 3 ones or less with probability 0.987, 2 or less with 0.930
+    low, high = report.interval(np.mean, np.eye(10)[0])
+    assert (low, high) == pytest.approx((0, 0.3))
+
+
+def test_intervals_are_those_of_rliable():
+    """rliable 1.2.0: get_interval_estimates with aggregate_iqm, 50,000 resamples."""
+    for returns, expected in RLIABLE.items():
+        found = report.interval(report.iqm, np.array(returns))
+        np.testing.assert_allclose(found, expected, atol=0.12 * np.std(returns))
+
+
+def test_probability_of_improvement():
+    assert report.improvement(np.array([1, 2]), np.array([1, 0])) == 3.5 / 4
+    low, high = report.interval(report.improvement, np.arange(5.0), np.arange(6.0, 13.0))
+    assert (low, high) == (0, 0)
+
+
+def test_training_return():
+    scalars = {
+        "charts/episodic_return": [(500, 10.0), (1000, 20.0)],
+        "charts/episodic_length": [(500, 100.0), (1000, 250.0)],
+    }
+    points = report.training_episodes(scalars, one_a_point=False)
+    assert points == [(500, 10.0, 5.0), (1000, 20.0, 2.0)]
+    assert report.last_episodes(points, count=3) == (2 * 20 + 1 * 10) / 3
+    assert report.last_episodes(points, count=100) == (2 * 20 + 5 * 10) / 7
+    # 40 steps to a window: (0, 40], (40, 80], ...
+    points = [(40, 1.0, 1.0), (41, 2.0, 1.0), (80, 5.0, 2.0), (4000, 7.0, 1.0)]
+    assert report.windows(points, 4000) == {40: 1, 80: 4, 4000: 7}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    return a_cell(tmp_path, monkeypatch)
+
+
+def test_a_cell_comes_back_from_its_files(results):
+    (cell,) = report.read_cells(report.RESULTS)
+    assert cell.values("greedy").tolist() == [3, 4, 5]
+    assert cell.values("training").tolist() == [1.5, 2, 2.5]
+    assert cell.values("best").tolist() == [10, 20, 30]
+    steps, returns = cell.curve("training")  # where all seeds have one
+    assert steps.tolist() == [100] and returns.tolist() == [[2], [4], [4]]
+
+
+def test_the_tables(results):
+    rows = [published(7.5, 1.0, 5, steps=150_000), published(9.5, 9.0, 1)]  # the second is nearer
+    rows.append(published(1.9, 0.5, 3, protocol="training")._replace(note="a note"))
+    cells = report.read_cells(report.RESULTS)
+    line = report.results_table(cells).splitlines()[-1]
+    columns = [cell.strip() for cell in line.strip("|").split("|")]
+    assert columns[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1 to 3)"]
+    assert columns[4:7] == ["4.0", "4.0 ± 1.0", "2.0 ± 0.50"]
+    assert columns[7:] == ["2.0", "`python algos/ppo.py --seed 1 --gamma 0.9`"]
+    short = publish.short_table(cells, rows).splitlines()[-1]
+    ours, theirs = "4.0 ± 1.0 (3 seeds, 0k)", "9.5 ± 9.0 (1 agent, 0k, CartPole-v0)"
+    assert short == f"| CartPole-v1 | ppo-mine | {ours} | {theirs} | a paper |"
+    beside = report.published_table(cells, rows).splitlines()[2:]
+    source = "[a paper](https://example.org)"
+    assert beside[1] == (
+        f"| CartPole-v1 | ppo-mine | greedy | {ours} | {theirs} | {source} | below: too few steps |"
+    )
+    trained = "training | 2.0 ± 0.50 (3 seeds, 0k) | 1.9 ± 0.50 (3 seeds, 0k, CartPole-v0)"
+    assert f"{trained} | {source}, a note |" in beside[2]
+    assert "7.5 ± 1.0 (5 seeds, 150k, CartPole-v0)" in beside[0]
+    assert "below: too few steps, after" not in beside[0] and "after 0% of" in beside[0]
+
+
+def test_the_nearest_published_row(results):
+    """By steps, to either side; then by seeds; then the first. Ours has 100 steps."""
+    (cell,) = report.read_cells(report.RESULTS)
+    rows = [published(1.0, None, 3, steps) for steps in (20, 61, 141, 170)]
+    assert report.nearest(cell, rows).steps == 61
+    assert report.nearest(cell, [rows[0], rows[2], rows[3]]).steps == 141
+    ties = [published(mean, None, seeds, 90) for mean, seeds in ((1.0, 3), (2.0, 5), (3.0, 5))]
+    assert report.nearest(cell, ties).mean == 2.0
+    other = [published(1.0, None, 3, protocol="best"), rows[1]._replace(tables="dqn")]
+    assert report.nearest(cell, [*other, rows[0]._replace(env="Acrobot-v1")]) is None
+
+
+def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, monkeypatch):
+    table = tomllib.loads((ROOT / "benchmarks" / "cartpole.toml").read_text("utf-8"))["ppo"]
+
+    def runs(count, config="benchmarks/cartpole.toml:ppo", **changed):
+        command = f"python algos/ppo.py --config {config} --seed 1"
+        args = table | changed
+        own = {"command": command, "env_id": args["env_id"]}
+        return [a_run(seed, 3.0, **args) | own for seed in range(count)]
+
+    assert publish.is_no_less("ppo", runs(1))
+    report.write_cell("ppo", runs(2), report.RESULTS)
+    assert publish.is_no_less("ppo", runs(2))
+    assert publish.is_no_less("ppo", runs(1, env_id="Acrobot-v1"))  # trained elsewhere
+    assert not publish.is_no_less("ppo", runs(1))
+    assert "CartPole-v1-ppo stays, with 2 seeds and not 1" in capsys.readouterr().out
+    assert publish.is_of_table("ppo", *runs(1))
+    assert publish.is_of_table("ppo", *runs(1, env_id="Acrobot-v1"))
+    (typed,) = runs(1, norm_adv=False)
+    typed["command"] += " --eval-frequency 500 --no-norm-adv"
+    left_out = {
+        "ppo with total_timesteps=512 is not as in": ("ppo", *runs(1, total_timesteps=512)),
+        "ppo with norm_adv=False is not as in": ("ppo", typed),
+        f"{results}/x.toml:ppo is no table of": ("ppo", *runs(1, f"{results}/x.toml:ppo")),
+        "ppo-mine is no table of benchmarks/": ("ppo-mine", *runs(1)),
+    }
+    for text, arguments in left_out.items():
+        assert not publish.is_of_table(*arguments)
+        assert capsys.readouterr().out.startswith(text)
+    elsewhere = results / "elsewhere" / "deep"
+    before = (ROOT / "README.md").read_text("utf-8")
+    monkeypatch.setattr(sys, "argv", ["report.py", "--from-csv", "--out", str(elsewhere)])
+    report.main()
+    assert "No results yet" in (elsewhere / "README.md").read_text("utf-8")
+    report.write_cell("ppo-mine", [a_run(seed, 3.0) for seed in (1, 2)], elsewhere)
+    report.main()
+    text = (elsewhere / "README.md").read_text("utf-8")
+    assert "| CartPole-v1 | ppo-mine | 100 | 2 (1 to 2) |" in text
+    assert (elsewhere / "curves.png").exists()
+    assert (ROOT / "README.md").read_text("utf-8") == before
+
+
+def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
+    path = report.cell_path("CartPole-v1", "ppo-mine", report.RESULTS)
+    before = path.read_text(), path.with_suffix(".json").read_text()
+    same = report.earlier_seeds([a_run(9, 0.0)], path)
+    report.write_cell("ppo-mine", same, report.RESULTS)
+    # nothing is lost on the way from the files and back
+    assert (path.read_text(), path.with_suffix(".json").read_text()) == before
+    assert report.earlier_seeds([a_run(9, 0.0, gamma=0.5)], path) == []
+    assert report.earlier_seeds([a_run(9, 0.0, eval_frequency=7)], path) == same
+    assert report.earlier_seeds([{**a_run(9, 0.0), "versions": {"torch": "3"}}], path) == []
+    assert report.earlier_seeds([{**a_run(9, 0.0), "script": "07e4"}], path) == []
+
+    finals = {2: 44.0, 5: 7.0}  # seed 2 once more, seed 5 for the first time
+    monkeypatch.setattr(
+        report, "read_run", lambda folder: a_run(seed := int(folder.name), finals[seed])
+    )
+    for seed in finals:
+        folder = results / "ppo-mine" / "CartPole-v1" / "ppo" / f"{seed}"
+        folder.mkdir(parents=True)
+        for name in ("args.json", "result.json"):
+            (folder / name).touch()
+    monkeypatch.setattr(publish, "is_of_table", lambda table, run: True)
+    monkeypatch.chdir(results / "ppo-mine" / "CartPole-v1" / "ppo")  # a relative path will do
+    publish.collect(Path("."))
+    (cell,) = report.read_cells(report.RESULTS)
+    assert cell.seeds == [1, 2, 3, 5] and cell.values("greedy").tolist() == [3, 44, 5, 7]
+
+
+def test_seeds_of_scripts_that_train_the_same_share_a_cell(results):
+    """Here by way of a third script, between the two."""
+    path = report.cell_path("CartPole-v1", "ppo", report.RESULTS)
+    command = "python algos/ppo.py --config benchmarks/cartpole.toml:ppo --seed 1"
+    old_args = {"gone": 1}  # a flag that the new script no longer has
+    old = [{**a_run(seed, 3.0, **old_args), "command": command} for seed in (1, 2)]
+    report.write_cell("ppo", old, report.RESULTS)
+    new = {**a_run(3, 4.0, exp_name="mine", config="x"), "command": command, "script": "07e4"}
+
+    def record(name, *scripts):
+        same_numbers.record(
+            report.RESULTS / report.SAME_NUMBERS, name, "ppo", list(scripts), "HEAD", "f00"
+        )
+
+    record("cartpole:ppo", "5c41", "3a1f")
+    record("cartpole:dqn", "3a1f", "07e4")
+    assert report.earlier_seeds([new], path) == []
+    record("cartpole:ppo", "07e4", "3a1f")
+    elsewhere = {**new, "command": f"{command} --env-id Acrobot-v1"}
+    assert report.same_numbers(new, "5c41") and not report.same_numbers(elsewhere, "5c41")
+    both = [*report.earlier_seeds([new], path), new]
+    assert [run["seed"] for run in both] == [1, 2, 3]
+    report.write_cell("ppo", both, report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
+    assert [run["script"] for run in cell.about["runs"]] == ["5c41", "5c41", "07e4"]
+    other = {**new, "args": new["args"] | {"gone": 2}}
+    assert report.earlier_seeds([other], path) == []
+
+
+def test_seeds_join_a_cell_without_training_episodes(results):
+    run = a_run(1, 0.0)
+    run["returns"]["training"] = {}
+    report.write_cell("ppo", [run], report.RESULTS)
+    (again,) = report.earlier_seeds(
+        [a_run(9, 0.0)], report.cell_path("CartPole-v1", "ppo", report.RESULTS)
+    )
+    assert again["returns"] == run["returns"]
+
+
+def test_a_run_that_lost_a_part_of_its_curves_is_refused(script, tmp_path):
+    script("ppo", "--total-timesteps", 2048, "--eval-frequency", 512)
+    folder = only_run(tmp_path)
+    whole = report.read_run(folder)
+    assert sorted(whole["returns"]["greedy"]) == [512, 1024, 1536, 2048]
+    (events,) = folder.glob("events.*")
+    content = events.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 255
+    for damaged in (content[: len(content) // 2], bytes(flipped)):
+        events.write_bytes(damaged)
+        with pytest.raises(report.UserError, match="lack the evaluation"):
+            report.read_run(folder)
+
+
+def test_what_followed_the_checkpoint_of_a_resumed_run_is_no_part_of_its_curves(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    for run_of, (steps, purge) in enumerate([((1, 2, 3, 4), None), ((3, 4, 5), 3)]):
+        with SummaryWriter(tmp_path, purge_step=purge, filename_suffix=f".{run_of}") as writer:
+            for step in steps:
+                writer.add_scalar("losses/x", 10 * run_of + step, step)
+                if step < 3:
+                    writer.add_scalar("losses/y", step, step)
+    scalars, _ = report.read_events(tmp_path)
+    assert scalars["losses/x"] == [(1, 1), (2, 2), (3, 13), (4, 14), (5, 15)]
+    assert scalars["losses/y"] == [(1, 1), (2, 2)]
+
+
+def test_cells_have_the_settings_of_their_tables():
+    for cell in report.read_cells(ROOT / "benchmarks" / "results"):
+        run = {k: cell.about[k] for k in ("env_id", "args", "command")} | {"folder": "here"}
+        assert publish.is_of_table(cell.table, run), cell.table
+
+
+def test_arguments_of_the_environment_are_a_setting_of_a_table(tmp_path, monkeypatch):
+    """A table in the config, JSON in args.json."""
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    path = tmp_path / "benchmarks" / "mine.toml"
+    path.parent.mkdir()
+    path.write_text('[ppo]\nenv_id = "LunarLander-v3"\nenv_kwargs = { gravity = -5.0 }\n')
+    args = run.script_args("ppo", ["--config", str(path)])
+    command = "python algos/ppo.py --config benchmarks/mine.toml:ppo --seed 1"
+    here = {"args": args, "command": command, "folder": "here"}
+    assert publish.is_of_table("ppo", here)
+    assert not publish.is_of_table("ppo", {**here, "args": args | {"env_kwargs": "{}"}})
+
+
+def test_a_cell_refuses_runs_that_differ(results):
+    with pytest.raises(report.UserError, match=r"gamma=0.5, runs/1 0.9"):
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0, gamma=0.5)], results)
+    with pytest.raises(report.UserError, match="the same seed twice"):
+        report.write_cell("ppo", [a_run(1, 3.0), a_run(1, 3.0)], results)
+
+
+def test_the_documents_hold_what_the_results_say():
+    for folder in (report.RESULTS / "variants", report.RESULTS / "fresh"):
+        text = report.document(report.read_cells(folder))
+        assert (folder / "README.md").read_text("utf-8") == text, "make report rewrites it"
+    for path, text in publish.documents().items():
+        assert path.read_text("utf-8") == text, f"make report rewrites {path}"
+
+
+def test_published_rows_are_whole():
+    rows = report.read_published()
+    assert len({(r.env, r.tables, r.protocol, r.source, r.mean) for r in rows}) == len(rows)
+    for row in rows:
+        assert row.protocol in ("greedy", "training", "best") and row.url.startswith("https://")
+        assert row.source and row.tables and row.seeds >= 1 and row.steps >= 10_000
+
+
+def test_one_seed_is_no_probability(results):
+    report.write_cell("ppo", [a_run(1, 3.0)], report.RESULTS)
+    report.write_cell("ppo-other", [a_run(seed, 9.0) for seed in (1, 2, 3)], report.RESULTS)
+    pairs = report.improvements(report.read_cells(report.RESULTS))
+    assert pairs.values.tolist() == [
+        ["CartPole-v1", "ppo-mine", "ppo-other", "0.00", "", "", 100, 100]
+    ]
+
+
+def test_files_of_any_editor_are_read(tmp_path):
+    """A byte order mark, Windows' line ends, accents and spaces."""
+    text = '[ppo]\r\n# été\r\nenv_id = "é v0"\r\n'
+    for codec in ("utf-8", "utf-8-sig"):
+        (tmp_path / "é è.toml").write_bytes(text.encode(codec))
+        assert report.read_toml(tmp_path / "é è.toml") == {"ppo": {"env_id": "é v0"}}
+    for codec in ("utf-8", "utf-8-sig", "utf-16"):
+        (tmp_path / "args.json").write_bytes('{\r\n"a": "é"}'.encode(codec))
+        assert report.read_json(tmp_path / "args.json") == {"a": "é"}
+
+
+def test_a_report_in_a_plain_c_locale(tmp_path):
+    """Cells as an editor of Windows saves them, in a folder with an accent and a space."""
+    folder = tmp_path / "résultats du soir"
+    folder.mkdir()
+    run = a_run(1, 3.0)
+    run["command"] += " --exp-name été"
+    report.write_cell("ppo-été", [run, {**run, **a_run(2, 4.0)}], folder)
+    for path in folder.iterdir():
+        content = path.read_text("utf-8").replace("\n", "\r\n")
+        path.write_bytes(content.encode("utf-8-sig"))
+    command = [sys.executable, ROOT / "benchmarks" / "report.py", "--from-csv", "--out", folder]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(command, check=True, env=os.environ | plain, stdout=subprocess.DEVNULL)
+    assert "| ppo-été | 100 | 2 (1 to 2) |" in (folder / "README.md").read_text("utf-8")
+
+
+def test_the_commands_whose_numbers_are_compared_parse(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, command in same_numbers.commands([]).items():
+        script, *flags = f"{command} {same_numbers.EVERY}".split()
+        args = run.script_args(script, flags)
+        within = args["checkpoint_frequency"] < args["total_timesteps"]
+        assert within or name in same_numbers.MORE, name
