@@ -36,6 +36,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -54,7 +55,6 @@ class Args:
     anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
     gamma: float = 0.98  # Discount factor.
     gae_lambda: float = 1.0  # 0: the one-step TD error, 1: the return to the rollout's end less V.
-    num_microbatches: int = 1  # Parts of a rollout whose gradients are summed: less memory.
     ent_coef: float = 0.0  # Weight of the entropy bonus.
     vf_coef: float = 1.0  # Weight of the value loss, which is half the mean squared error.
     max_grad_norm: float = 0.5  # Largest norm of the gradient of all parameters together.
@@ -68,14 +68,12 @@ class Args:
     checkpoint_frequency: int = 100_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
-        require_range(self, "total_timesteps num_envs num_steps num_microbatches", low=1)
-        require_range(self, "hidden_size checkpoint_frequency", low=1)
+        require_range(self, "total_timesteps num_envs num_steps hidden_size", low=1)
+        require_range(self, "checkpoint_frequency", low=1)
         require_range(self, "learning_rate ent_coef vf_coef max_grad_norm")
         require_range(self, "gamma gae_lambda", high=1)
         if self.total_timesteps % self.num_envs:
             fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
-        if (steps := self.iteration_steps) % (parts := self.num_microbatches):
-            fail(f"num_microbatches={parts} must divide num_envs * num_steps={steps}")
 
     @property
     def iteration_steps(self) -> int:  # of a rollout: steps between calls of run.end_iteration
@@ -152,31 +150,23 @@ def make_batch(agent, buffer, args, running_returns):
 
 
 def update(agent, optimizer, batch, args):
-    """One gradient step, from the summed gradients of a rollout's parts. Returns scalars."""
-    batch_size = len(batch["obs"])
-    microbatch_size = math.ceil(batch_size / args.num_microbatches)  # a last rollout may be short
+    """One gradient step on the whole rollout. Returns scalars for the curves."""
+    loss, terms = a2c_loss(agent, batch, args)
     optimizer.zero_grad()
-    scalars = {}
-    for start in range(0, batch_size, microbatch_size):
-        rows = slice(start, start + microbatch_size)
-        microbatch = {name: tensor[rows] for name, tensor in batch.items()}
-        loss, terms = a2c_loss(agent, microbatch, args)
-        share = len(microbatch["obs"]) / batch_size
-        (share * loss).backward()
-        for name, term in terms.items():
-            scalars[name] = scalars.get(name, 0.0) + share * term.detach()
+    loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
+    scalars = {name: term.detach() for name, term in terms.items()}
     values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
     scalars["explained_variance"] = explained_variance(values, returns)
     return {f"losses/{name}": value for name, value in scalars.items()}
 
 
-def a2c_loss(agent, microbatch, args):
-    """The loss of a part of a rollout, and its terms by name; all scalars."""
-    log_probs, entropies, values = agent.evaluate_actions(microbatch)
-    policy_loss = policy_gradient_loss(log_probs, microbatch["advantages"])
-    value_loss, entropy = squared_error_loss(values, microbatch["returns"]), entropies.mean()
+def a2c_loss(agent, batch, args):
+    """The loss of a rollout and its terms by name; all scalars."""
+    log_probs, entropies, values = agent.evaluate_actions(batch)
+    policy_loss = policy_gradient_loss(log_probs, batch["advantages"])
+    value_loss, entropy = squared_error_loss(values, batch["returns"]), entropies.mean()
     loss = policy_loss + args.vf_coef * value_loss
     if args.ent_coef > 0:  # else its backward pass would be for nothing
         loss = loss - args.ent_coef * entropy
@@ -482,12 +472,12 @@ class RunArgs(Args):
 
     config: str | None = None  # FILE.toml or FILE.toml:TABLE; `acrobot`: benchmarks/acrobot.toml.
     resume: str | None = None  # Continues the run in this folder exactly, from its last checkpoint.
-    evaluate: str | None = None  # Plays with the trained agent of this run folder, trains nothing.
+    evaluate: str | None = None  # Plays as the agent of this run folder or .npz, trains nothing.
     exp_name: str = ""  # Names the run: its folder begins with it.
     env_kwargs: str = "{}"  # Arguments of the environment, as JSON: '{"gravity": -5.0}'.
     async_envs: bool = False  # Steps each environment in a process of its own: for slow ones.
     eval_episodes: int = 10  # Episodes of an evaluation, one in each of as many environments.
-    eval_frequency: int = 0  # Steps between evaluations during training; 0: only at the end.
+    eval_frequency: int = 0  # Steps between evaluations, best.npz keeps the best; 0: at the end.
     log_frequency: int = 500  # Steps between points of the curves, each the mean since the last.
     capture_video: bool = False  # Films an episode of each evaluation, into the run folder.
     episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
@@ -543,15 +533,17 @@ def parse_args(name: str, args_class, argv: list[str]):
 def saved_settings(name: str, args: RunArgs) -> dict:
     """What --config, --resume or --evaluate name; nothing without them."""
     folder = args.evaluate if args.resume is None else args.resume
+    if folder and folder.endswith(".npz"):  # without args.json beside it settings are typed
+        folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
     try:
         if args.config is not None:
             pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
             path, suffix, table = re.fullmatch(pattern, args.config).groups()
             parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
-            return tomllib.loads((parent / f"{path}.toml").read_text("utf-8"))[table or name]
+            return tomllib.loads((parent / f"{path}.toml").read_text("utf-8-sig"))[table or name]
         if folder is None:
             return {}
-        about = json.loads(Path(folder, "args.json").read_text("utf-8"))
+        about = json.loads(Path(folder, "args.json").read_text("utf-8-sig"))
         return about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         fail(f"{args.config or folder}: {type(error).__name__}: {error}")
@@ -733,7 +725,11 @@ class Run:
         self.bounds = {}  # in weights.npz, so that it says by itself what its actions mean
         if isinstance(action_space, gym.spaces.Box):
             self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
-        path = f"{args.evaluate}/weights.npz" if args.evaluate else args.init_weights
+        path, self.folder = args.init_weights, args.resume
+        if args.evaluate:
+            path = Path(args.evaluate)
+            path = path if path.suffix == ".npz" else path / "weights.npz"
+            self.folder = path.parent
         if path is not None and not args.resume:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
@@ -747,7 +743,8 @@ class Run:
         self.returns, self.lengths = np.zeros((2, args.num_envs))
         # since the last point of the curves (return, length) of episodes; sum, number of scalars
         self.finished, self.scalars = [], {}
-        self.folder = Path(args.resume or args.evaluate or self.make_folder())
+        self.best_return = -math.inf  # of the evaluations so far
+        self.folder = Path(self.folder or self.make_folder())
 
     def make_folder(self) -> Path:
         """A new folder, numbered where runs of one seed start in the same second."""
@@ -772,7 +769,7 @@ class Run:
                 part.load_state_dict(saved["parts"][name])
             self.rng.bit_generator.state = saved["rng"]
             torch.set_rng_state(saved["torch_rng"])
-            self.step_count = saved["step"]
+            self.step_count, self.best_return = saved["step"], saved["best_return"]
             self.started -= saved["seconds"]
         # TensorBoard drops what a process that was killed logged after its last checkpoint
         purge_step = self.step_count + 1 if args.resume else None
@@ -793,7 +790,13 @@ class Run:
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
         settings = asdict(self.args)
         plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
-        self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
+        summary = hparams({"algo": self.name, **plain}, {})[1]
+        metadata = summary.value[0].metadata.plugin_data
+        data = HParamsPluginData.FromString(metadata.content)
+        # the trial's name, of which TensorBoard shows the beginning: first what differs
+        data.session_start_info.group_name = " ".join(reversed(self.folder.parts[-3:]))
+        metadata.content = data.SerializeToString()
+        self.writer.file_writer.add_summary(summary)
         files = {__file__, sys.modules[type(self.args).__module__].__file__}  # a variant has two
         code = b"".join(Path(file).read_bytes() for file in sorted(files))
         versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
@@ -863,7 +866,7 @@ class Run:
                 elif name.startswith("losses/"):
                     raise FloatingPointError(f"{name} not finite at step {step}: {means}")
         if self.due(args.eval_frequency) and not ends:
-            self.writer.add_scalar("eval/episodic_return", self.evaluate().mean(), step)
+            self.log_evaluation()
         if saves:
             self.save()
         self.bar.update(step - self.last_step)
@@ -876,6 +879,15 @@ class Run:
     def frame(self, envs, obs):  # of the film; a game as the agent sees it: 84 x 84, grey
         return obs[0, -1] if self.args.env_id.startswith("ALE/") else envs.envs[0].render()
 
+    def log_evaluation(self):
+        """Evaluates. With --eval-frequency best.npz has the weights of the highest mean return."""
+        returns = self.evaluate()
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), self.step_count)
+        if self.args.eval_frequency and returns.mean() > self.best_return:
+            self.best_return = returns.mean().item()
+            self.save_weights("best.npz")
+        return returns
+
     def evaluate(self):
         """Returns of one episode in each of `eval_episodes` environments; films the first."""
         args, video = self.args, None
@@ -883,7 +895,8 @@ class Run:
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
         envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
-            film = self.folder / "videos" / f"step-{self.step_count}-seed-{args.seed}.mp4"
+            name = "evaluation" if args.evaluate else f"step-{self.step_count}"
+            film = self.folder / "videos" / f"{name}-seed-{args.seed}.mp4"
             film.parent.mkdir(exist_ok=True)
             video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
         (obs, _), rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
@@ -929,11 +942,14 @@ class Run:
             "seconds": time.perf_counter() - self.started,
             "rng": self.rng.bit_generator.state,
             "torch_rng": torch.get_rng_state(),
+            "best_return": self.best_return,
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
-        arrays = self.arrays()
-        write_file(self.folder / "weights.npz", lambda file: np.savez(file, **arrays))
+        self.save_weights("weights.npz")
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+
+    def save_weights(self, name: str):
+        write_file(self.folder / name, lambda file: np.savez(file, **self.arrays()))
 
     def finish(self):
         """Evaluates, writes weights.npz and result.json, and prints the result."""
@@ -941,8 +957,7 @@ class Run:
         steps, seconds = self.step_count, time.perf_counter() - self.started
         self.save()
         self.envs.close()  # before the evaluation: of some simulators only one can run
-        returns = self.evaluate()
-        self.writer.add_scalar("eval/episodic_return", returns.mean(), steps)
+        returns = self.log_evaluation()
         self.writer.close()
         result = {"env_id": self.args.env_id, "algo": self.name, "seed": self.args.seed}
         result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}

@@ -186,29 +186,6 @@ def test_the_gradient_is_clipped():
     assert np.linalg.norm(step) == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("size", [35, 33])  # a whole rollout, and a shorter last one
-def test_microbatches_add_up_to_the_batch(monkeypatch, size):
-    batch, settings = make_batch(size), dict(ent_coef=0.3, max_grad_norm=0.2)
-    whole, losses = step_of_update(batch, **settings)
-    seen, evaluate = [], a2c.Agent.evaluate_actions
-
-    def spy(agent, microbatch):
-        seen.append(len(microbatch["obs"]))
-        return evaluate(agent, microbatch)
-
-    monkeypatch.setattr(a2c.Agent, "evaluate_actions", spy)
-    parts, same_losses = step_of_update(batch, num_microbatches=5, **settings)
-    assert seen == [7, 7, 7, 7, size - 28]
-    np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-14)
-    assert same_losses == pytest.approx(losses, rel=1e-12)
-
-
-def test_microbatches_divide_the_rollout(capsys):
-    with pytest.raises(SystemExit):
-        a2c.Args(**SIZES, num_microbatches=3).check()
-    assert "num_microbatches" in capsys.readouterr().err
-
-
 def test_losses_by_hand():
     log_probs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -5.0])
     assert a2c.policy_gradient_loss(log_probs, advantages).item() == -(-3 + 10) / 2

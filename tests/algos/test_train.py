@@ -505,8 +505,7 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
 
     monkeypatch.setattr(kind, "step", spy)
     monkeypatch.setattr(script, name, watched)
-    settings = {"num_microbatches": 2} if script is a2c else {}
-    trained(script, max_grad_norm=max_grad_norm, **settings)
+    trained(script, max_grad_norm=max_grad_norm)
     assert steps == {ppo: 16, a2c: 8, dqn: 14}[script]
 
 

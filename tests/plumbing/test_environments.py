@@ -274,4 +274,4 @@ def test_a_video_of_the_evaluation(script, tmp_path):
     assert len(frames) > 5 and frames[0].shape == (400, 600, 3)
     assert not np.array_equal(frames[0], frames[-1])
     script("ppo", "--evaluate", only_run(tmp_path), "--capture-video")
-    assert (path.parent / "step-0-seed-1.mp4").exists()
+    assert sorted(x.name for x in path.parent.iterdir()) == ["evaluation-seed-1.mp4", path.name]

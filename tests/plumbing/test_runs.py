@@ -54,7 +54,7 @@ ATARI = {
     "--num-envs 2 --num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward "
     "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
     "a2c": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
-    "--num-envs 2 --num-steps 16 --num-microbatches 2 --episodic-life "
+    "--num-envs 2 --num-steps 16 --episodic-life "
     "--clip-reward --eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
     "dqn": "--env-id ALE/Breakout-v5 --total-timesteps 1024 --checkpoint-frequency 256 "
     "--num-envs 2 --train-frequency 32 --gradient-steps 1 --learning-starts 200 "
@@ -599,11 +599,11 @@ def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind
     assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
 
 
-def code_of_the_readme() -> dict:
-    """What the Python block of README.md defines."""
-    (block,) = re.findall("```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    names = {}
-    exec(block, names)
+def code_of_the_page() -> dict:
+    """What the Python blocks of docs/trackers-and-exports.md define."""
+    page, names = (ROOT / "docs" / "trackers-and-exports.md").read_text(), {}
+    for block in re.findall("```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
     return names
 
 
@@ -617,7 +617,7 @@ def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(n_atoms, dueling):
     run.finish()
     with np.load(run.folder / "weights.npz") as file:
         weights = dict(file)
-    q_values_by_hand = code_of_the_readme()["q_values"]
+    q_values_by_hand = code_of_the_page()["q_values"]
     q_network = run.agent
     returns, ties, steps = [], 0, 0
     for seed in env_seeds(10, 1, 0, 1):

@@ -1,0 +1,42 @@
+"""A trained agent in Python, of any script or variant that lies beside this file.
+
+from load import load
+
+policy, envs = load("runs/CartPole-v1/ppo/1-20261126-120000")
+obs, infos = envs.reset(seed=[7])
+obs, rewards, terminated, truncated, infos = envs.step(policy(obs))
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def load(path, num_envs: int = 1, **keywords):
+    """Of a run folder, or a .npz file in one: how its evaluations act, a function from observations
+    to actions, (num_envs, ...) each, and as many environments (see make_envs in ppo.py), made with
+    keywords such as render_mode="human". A policy may remember: load it anew for new episodes.
+    """
+    folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
+    name = json.loads((folder / "args.json").read_text("utf-8-sig"))["algo"]
+    parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
+    args = parent.parse_args(name, args_class, ["--evaluate", str(path)])
+    run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
+    run.envs.close()
+    run.agent.eval()
+    envs = make_envs(args, num_envs, training=False, **keywords)
+    choose_actions = evaluation_policy(run.agent, np.random.default_rng([args.seed, 1, 1]), args)
+    return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs
+
+
+def parts_of(name: str):
+    """A variant's parent, or the script itself, and what the script gives to its main."""
+    module, parent = importlib.import_module(name), importlib.import_module(name.split("_")[0])
+    args_class = parent.RunArgs if module is parent else module.Args
+    names = "make_agent", "evaluation_policy", "make_envs"
+    return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)

@@ -1,0 +1,160 @@
+"""What a trained agent's files are good for: the best weights, --evaluate, and load in Python."""
+
+import ast
+import importlib
+import json
+
+import numpy as np
+import ppo
+import pytest
+from conftest import ROOT, SCRIPTS, VARIANTS, new_run, stopped, train
+from load import load, parts_of
+from test_runs import TINY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def below(tmp_path_factory):
+    """Module-scoped runs lie in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        yield
+
+
+def finished(name, **settings):
+    run = train(importlib.import_module(name), **TINY[name] | settings)
+    run.finish()
+    return run
+
+
+def play(policy, envs, seeds):
+    """Returns of one episode in each environment."""
+    obs, _ = envs.reset(seed=seeds)
+    returns, playing = np.zeros(len(seeds)), np.ones(len(seeds), bool)
+    while playing.any():
+        obs, rewards, terminated, truncated, _ = envs.step(policy(obs))
+        returns += rewards * playing
+        playing &= ~(terminated | truncated)
+    return returns
+
+
+def evaluation_seeds(seed, n):
+    return [int(s) >> 1 for s in np.random.SeedSequence([seed, 0, 1]).generate_state(n)]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_loaded_agent_plays_as_the_evaluation_of_its_run(name):
+    run = finished(name, eval_episodes=3, seed=5)
+    result = json.loads((run.folder / "result.json").read_text())
+    for path in (run.folder, run.folder / "weights.npz"):
+        returns = play(*load(path, num_envs=3), evaluation_seeds(5, 3))
+        assert returns.mean() == pytest.approx(result["eval_return_mean"])
+        assert returns.std() == pytest.approx(result["eval_return_std"])
+
+
+def test_a_loaded_environment_takes_arguments():
+    run = train(ppo, total_timesteps=256)
+    run.finish()
+    policy, envs = load(run.folder, render_mode="rgb_array")
+    obs, _ = envs.reset(seed=[3])
+    assert envs.envs[0].render().shape == (400, 600, 3) and policy(obs).shape == (1,)
+    assert not run.agent.training
+
+
+def with_returns(monkeypatch, returns):
+    """Evaluations that give these mean returns, one after the other."""
+    given = iter(returns)
+    monkeypatch.setattr(ppo.Run, "evaluate", lambda run: np.full(2, next(given)))
+
+
+def arrays(path):
+    with np.load(path) as file:
+        return {name: file[name] for name in file}
+
+
+def test_best_npz_has_the_weights_of_the_best_evaluation(monkeypatch):
+    settings = dict(total_timesteps=1024, eval_frequency=256)
+    with_returns(monkeypatch, [3.0, 7.0, 5.0, 7.0])
+    run, saved, save_weights = new_run(ppo, **settings), [], ppo.Run.save_weights
+
+    def spy(run, name):
+        saved.append((name, run.step_count))
+        save_weights(run, name)
+
+    monkeypatch.setattr(ppo.Run, "save_weights", spy)
+    ppo.train(run.args, run)
+    run.finish()
+    assert [step for name, step in saved if name == "best.npz"] == [256, 512]
+    best, last = (arrays(run.folder / f"{name}.npz") for name in ("best", "weights"))
+    assert best.keys() == last.keys()
+    assert any(not np.array_equal(best[k], last[k]) for k in best)
+    half = train(ppo, **settings | dict(total_timesteps=1024, eval_frequency=0))
+    assert half.hash() == run.hash()  # evaluations change nothing
+
+
+def test_the_last_evaluation_may_be_the_best(monkeypatch):
+    with_returns(monkeypatch, [3.0, 7.0])
+    run = train(ppo, total_timesteps=512, eval_frequency=256)
+    run.finish()
+    best, last = (arrays(run.folder / f"{name}.npz") for name in ("best", "weights"))
+    assert all(np.array_equal(best[k], last[k]) for k in best)
+
+
+def test_without_eval_frequency_there_is_no_best():
+    run = train(ppo, total_timesteps=256)
+    run.finish()
+    assert not (run.folder / "best.npz").exists()
+
+
+def test_a_resumed_run_knows_its_best(monkeypatch):
+    """The best return is in the checkpoint: a worse evaluation does not replace it."""
+    settings = dict(total_timesteps=1024, eval_frequency=256, checkpoint_frequency=512)
+    with_returns(monkeypatch, [9.0, 4.0, 8.0])
+    run = stopped(new_run(ppo, **settings), ppo.train, after=600)
+    best = arrays(run.folder / "best.npz")
+    with_returns(monkeypatch, [5.0, 6.0])
+    resumed = new_run(ppo, **settings, resume=str(run.folder))
+    ppo.train(resumed.args, resumed)
+    resumed.finish()
+    assert resumed.best_return == 9.0
+    assert all(np.array_equal(best[k], x) for k, x in arrays(run.folder / "best.npz").items())
+
+
+def test_evaluate_takes_weights_with_and_without_their_settings(script, tmp_path):
+    run = script("ppo", *"--total-timesteps 1024 --eval-frequency 512 --gamma 0.9".split())
+    folder = tmp_path / run.line("run folder")
+    whole = script("ppo", "--evaluate", folder)
+    beside = script("ppo", "--evaluate", folder / "weights.npz")
+    assert whole.hash == beside.hash and whole.line("evaluation") == beside.line("evaluation")
+    (tmp_path / "alone.npz").write_bytes((folder / "best.npz").read_bytes())
+    typed = script("ppo", "--evaluate", tmp_path / "alone.npz", "--eval-episodes", 3)
+    assert typed.line("evaluation")
+    (tmp_path / "wrong.npz").write_bytes(b"nothing")
+    for name in ("wrong", "none"):
+        refused = script("ppo", "--evaluate", tmp_path / f"{name}.npz", ok=False)
+        assert refused.status == 2 and f"{name}.npz" in refused.err
+    assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
+
+
+def test_settings_may_come_from_any_editor(monkeypatch, tmp_path):
+    """A byte order mark, lines that end as on Windows, accents and spaces in names."""
+    folder = tmp_path / "été un"
+    folder.mkdir()
+    text = "# réglages\r\n[ppo]\r\ngamma = 0.9\r\n"
+    (folder / "mine.toml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    args = ppo.parse_args("ppo", ppo.RunArgs, ["--config", str(folder / "mine.toml")])
+    assert args.gamma == 0.9
+    about = json.dumps({"algo": "ppo", "args": {"gamma": 0.8}})
+    (folder / "args.json").write_bytes(b"\xef\xbb\xbf" + about.encode())
+    assert ppo.parse_args("ppo", ppo.RunArgs, ["--evaluate", str(folder)]).gamma == 0.8
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS])
+def test_what_is_loaded_has_the_parts_that_main_is_given(name):
+    parent, *parts = parts_of(name)
+    module = importlib.import_module(name)
+    source = (ROOT / "algos" / f"{name}.py").read_text()
+    call = ast.parse(source).body[-1].body[-1].value
+    assert ast.unparse(call.func) in ("main", f"{parent.__name__}.main")
+    given = [eval(ast.unparse(x), vars(module)) for x in call.args[1:] if ast.unparse(x) != "train"]
+    given = [x for x in given if x is not getattr(module, "train", parent.train)]
+    assert given == parts[: len(given)] and parts[len(given) :] in ([], [parent.make_envs])
