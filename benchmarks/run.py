@@ -12,8 +12,11 @@ run is finished, 1 when one failed, 2 for wrong input, 128 + n when stopped by s
 """
 
 import argparse
+import contextlib
 import fcntl
+import glob
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -29,11 +32,12 @@ import tomllib
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from report import UserError, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = sorted({path.stem for path in (ROOT / "algos").glob("*.py")} - {"tasks"})
+SCRIPTS = sorted({path.stem for path in (ROOT / "algos").glob("*.py")} - {"load", "tasks"})
 sys.path.insert(0, str(ROOT / "algos"))
 
 
@@ -92,10 +96,14 @@ def evaluation_period(total_timesteps: int, evaluations: int) -> int:
     return int(round(period, -int(math.log10(period))))
 
 
+def modules_of(script: str):
+    """That of a script, and its parent's where it is a variant."""
+    return importlib.import_module(script), importlib.import_module(script.split("_")[0])
+
+
 def script_args(script: str, flags: list[str]) -> dict:
     """Every argument that `flags` give to a script, which ends with exit status 2 otherwise."""
-    module = importlib.import_module(script)
-    parent = importlib.import_module(script.split("_")[0])  # of a variant
+    module, parent = modules_of(script)
     args_class = module.Args if issubclass(module.Args, parent.RunArgs) else module.RunArgs
     args = asdict(parent.parse_args(script, args_class, flags))
     return json.loads(json.dumps(args))  # lists for tuples, as args.json has them
@@ -105,7 +113,7 @@ def read_config(name: str) -> tuple[Path, dict]:
     """The file that a name or a path means, and its tables."""
     path = Path(name).resolve() if name.endswith(".toml") else ROOT / "benchmarks" / f"{name}.toml"
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         known = sorted(p.stem for p in path.parent.glob("*.toml"))
         raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}") from None
@@ -161,16 +169,17 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
 
     Raises UserError when a run of this seed had other arguments: a cell must not mix them.
     """
-    cut = None
-    for folder in sorted(job.parent.glob(f"{job.args['seed']}-*"), reverse=True):
+    cut, seed = None, job.args["seed"]
+    name = glob.escape(f"{job.args.get('exp_name', '')}-{seed}-".lstrip("-"))
+    for folder in sorted(job.parent.glob(f"{name}*"), reverse=True):
         try:
-            saved = dict(json.loads((folder / "args.json").read_text())["args"])
+            saved = dict(json.loads((folder / "args.json").read_text("utf-8"))["args"])
         except FileNotFoundError:  # killed before its first step
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{shown(folder)}/args.json cannot be read: {error}") from None
-        if saved.get("seed") != job.args["seed"]:  # of ppo_seeds: another seed of the same process
-            continue
+        if saved.get("seed") != seed or folder.match(f"{name}*-*-*-*"):
+            continue  # of ppo_seeds: another one of the agents that it trains at once
         there, here = settings_of(saved), settings_of(job.args)
         if here["device"] == "auto":  # which args.json has resolved
             here["device"] = there.get("device")
@@ -242,100 +251,193 @@ class LocalRun:
 
 
 class RayRun:
-    """A run as a task of a Ray cluster; its folder comes back when it is over."""
+    """A run on a node of a Ray cluster. What it writes comes home while it trains."""
 
     def __init__(self, job: Job):
+        self.job, self.losses = job, 0
+        self.begin()
+
+    def begin(self):
+        """Starts it, or resumes it from what is here."""
         import ray
 
-        script, (config, table) = f"algos/{job.script}.py", job.flags[1].rsplit(":", 1)
+        job, (config, table) = self.job, self.job.flags[1].rsplit(":", 1)
         there = Path(config).name if Path(config).is_absolute() else config
-        files = {script: Path(script).read_bytes(), there: Path(config).read_bytes()}
-        words = [script, "--config", f"{there}:{table}", *job.flags[2:], "--runs-dir", "runs"]
-        folder, _ = run_folder(job)
+        files = {there: Path(config).read_bytes()}
+        words = [f"{job.script}.py", "--config", f"{there}:{table}", *job.flags[2:]]
+        words += ["--runs-dir", "runs"]
+        for name in map(str, job.args.values()):  # weights or demonstrations, for example
+            if Path(name).is_file() and not Path(name).is_absolute():
+                files[name] = Path(name).read_bytes()
+        parent, (folder, _) = Path("runs", *job.parent.parts[-2:]), run_folder(job)
         if folder:
-            files |= files_of(folder)
-            words = [script, "--resume", folder.name]
+            for path in [folder, *folder.parent.glob(f"{glob.escape(folder.name)}-*-*")]:
+                files |= {str(parent / name): x for name, x in files_of(path, job.parent).items()}
+            words = [words[0], "--resume", str(parent / folder.relative_to(job.parent))]
         say(f"{'resumes' if folder else 'starts'} on Ray: {job}")
-        # Ray starts a task anew, and says so, when its node or its worker is lost
-        gpus = 1 if job.args["device"] == "cuda" else 0
-        needs = {"num_cpus": job.args["torch_threads"], "num_gpus": gpus, "max_retries": 3}
-        self.job, self.task = job, ray.remote(**needs)(run_on_a_node).remote(words, files)
+        needs = {"num_cpus": job.args["torch_threads"], "num_gpus": int(uses_gpu(job))}
+        self.node = ray.remote(**needs)(Node).remote(words, files, str(parent))
+        self.news = self.node.news.remote()
 
     def poll(self) -> str | None:
         """None while it runs; then how it ended."""
         import ray
 
-        if not ray.wait([self.task], timeout=0)[0]:
+        if not ray.wait([self.news], timeout=0)[0]:
             return None
         try:
-            code, output, files = ray.get(self.task)
-        except ray.exceptions.RayError as error:
-            return f"Ray: {type(error).__name__}: {str(error).splitlines()[0]}"
+            code, output, files, names = ray.get(self.news)
+        except ray.exceptions.RayError as error:  # its node is lost, for example
+            text = f"Ray: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            self.losses += 1
+            if self.losses > 3:
+                return text
+            say(f"lost {self.job}: {text}")
+            self.stop()
+            return self.begin()
         self.job.parent.mkdir(parents=True, exist_ok=True)
         with open(self.job.log, "ab") as log:
             log.write(output)
-        bring_home(files, self.job.parent)
-        return f"exit status {code}: {last_line(self.job.log)}"
+        bring_home(files, names, self.job.parent)
+        if code is not None:
+            return f"exit status {code}: {last_line(self.job.log)}"
+        self.news = self.node.news.remote()
 
     def stop(self):
         import ray
 
-        ray.cancel(self.task)
+        ray.kill(self.node)
 
-    def close(self):
-        pass
+    close = stop
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    """{path below the folder's parent: content}"""
+class Node:
+    """On a node: a script in a temporary folder, of which the news are what changed in `parent`."""
+
+    def __init__(self, words: list[str], files: dict[str, bytes], parent: str):
+        house = tempfile.mkdtemp(prefix="run-")
+        # this shell outlives the process, however that ends, and leaves nothing of the run behind
+        cleaner = 'exec 3<&0; (read pid; cat; kill -9 -"$pid"; sleep 1; rm -rf "$0") <&3 >&2 &'
+        self.cleaner = subprocess.Popen(
+            ["sh", "-c", cleaner, house],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        for name, content in files.items():
+            path = Path(house, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self.parent, self.log, self.sent = Path(house, parent), Path(house, "log"), {}
+        self.changes()
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, os.path.abspath(words[0]), *words[1:]],  # of the scripts' copy
+                cwd=house,
+                env=quiet_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self.cleaner.stdin.write(f"{self.process.pid}\n".encode())
+        self.cleaner.stdin.flush()
+        self.read = 0
+
+    def news(self) -> tuple[int | None, bytes, dict[str, bytes], list[str]]:
+        """Exit status (None: it runs), and what is new: output, {file: content}; all files."""
+        until = time.monotonic() + 5
+        while (code := self.process.poll()) is None and time.monotonic() < until:
+            time.sleep(0.1)
+        output = self.log.read_bytes()[self.read :]
+        self.read += len(output)
+        return code, output, self.changes(), list(self.sent)
+
+    def changes(self) -> dict[str, bytes]:
+        found, before, self.sent = {}, self.sent, {}
+        paths = [path for path in self.parent.rglob("*") if path.is_file()]
+        # curves last: so they have all that they had when the checkpoint was written
+        for path in sorted(paths, key=lambda path: path.name.startswith("events.out.")):
+            try:
+                name, time = str(path.relative_to(self.parent)), path.stat().st_mtime_ns
+                if before.get(name) != time:
+                    found[name] = path.read_bytes()
+                self.sent[name] = time
+            except FileNotFoundError:  # renamed meanwhile
+                continue
+        return found
+
+
+def files_of(folder: Path, parent: Path) -> dict[str, bytes]:
+    """{path below `parent`: content}"""
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}
+    return {str(path.relative_to(parent)): path.read_bytes() for path in paths}
 
 
-def bring_home(files: dict[str, bytes], parent: Path):
-    """Makes a run folder below `parent` what it is on its node, where old files may be gone."""
-    for name in sorted(files, key=lambda name: name.endswith("result.json")):  # that one last
+def bring_home(files: dict[str, bytes], names: list[str], parent: Path):
+    """Writes files of run folders below `parent`, whole, and removes those that are not named."""
+    last = "checkpoint.pt", "result.json"  # what they need is there before
+    for name in sorted(files, key=lambda name: (name.endswith(last), name)):
         path = parent / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(files[name])
-    for folder in {Path(name).parts[0] for name in files}:
-        for path in (parent / folder).rglob("*"):
-            if path.is_file() and str(path.relative_to(parent)) not in files:
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(files[name])
+        temporary.replace(path)
+    for folder in {Path(name).parent for name in names}:
+        for path in (parent / folder).iterdir():
+            if path.is_file() and str(folder / path.name) not in names:
                 path.unlink()
 
 
-def run_on_a_node(words: list[str], files: dict) -> tuple[int, bytes, dict]:
-    """Runs a script among these files. Returns exit status, output, the files of its run folder."""
-    with tempfile.TemporaryDirectory() as house:
-        for name, content in files.items():
-            path = Path(house) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        run = subprocess.run(
-            [sys.executable, *words],
-            cwd=house,
-            env=quiet_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        folders = [path.parent for path in Path(house).rglob("args.json")]
-        return run.returncode, run.stdout, files_of(folders[0]) if folders else {}
+def uses_gpu(job: Job) -> bool:
+    """Whether its device is CUDA: by itself for images, if the cluster has any."""
+    import ray
+
+    if job.args["device"] != "auto" or not ray.cluster_resources().get("GPU"):
+        return job.args["device"].startswith("cuda")
+    module, parent = modules_of(job.script)
+    make_envs = getattr(module, "make_envs", parent.make_envs)
+    with contextlib.closing(make_envs(SimpleNamespace(**job.args), job.args["num_envs"])) as envs:
+        return len(envs.single_observation_space.shape) == 3
 
 
-def connect(address: str) -> int:
-    """Joins a Ray cluster; how many cores it has. Raises UserError where that fails."""
+def own_module(env_id: str) -> list[str]:
+    """The file or package of an environment that is neither beside the scripts nor installed."""
+    name = env_id.rpartition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(name) if name else None
+    if spec is None or spec.origin is None:
+        return []
+    path = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+    known = path.is_relative_to(ROOT / "algos") or "site-packages" in path.parts
+    return [] if known else [str(path)]
+
+
+def connect(address: str, jobs: list[Job]):
+    """Joins a Ray cluster, whose nodes get a copy of algos/ and of environments of one's own.
+
+    Raises UserError where that fails.
+    """
+    sent = {"working_dir": str(ROOT / "algos"), "excludes": ["runs"]}
+    sent["py_modules"] = sorted({path for job in jobs for path in own_module(job.args["env_id"])})
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():  # Ray itself waits for many minutes where nobody listens
             socket.create_connection((host, int(port)), timeout=10).close()
         import ray
 
-        ray.init(address=address)
-        return int(ray.cluster_resources()["CPU"])
+        ray.init(address, runtime_env=sent)
     except ImportError:
         raise UserError("--ray needs: pip install -r benchmarks/requirements-ray.txt") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--ray {address}: {str(error).splitlines()[0]}") from None
+    if cluster_cores() < 1:
+        raise UserError(f"--ray {address}: the cluster has no CPUs")
+
+
+def cluster_cores() -> int:
+    import ray
+
+    return int(ray.cluster_resources().get("CPU", 0))
 
 
 def say(text: str):
@@ -373,14 +475,18 @@ def time_left(jobs: list[Job], unfinished: list[Job], parallel: int) -> str:
     return f"about {max(sum(seconds) / parallel, *seconds, 0) / 60:.0f} min left"
 
 
-def train(jobs: list[Job], parallel: int, start) -> list[str]:
-    """Trains what is not finished; `start(job)` begins a run. Returns what failed, a line each."""
+def train(jobs: list[Job], parallel, start) -> list[str]:
+    """Trains what is not finished; `start(job)` begins a run. Returns what failed, a line each.
+
+    parallel: how many runs at a time, or a function that says how many now.
+    """
+    room = parallel if callable(parallel) else lambda: parallel
     waiting = deque(job for job in jobs if not run_folder(job)[1])
     running, failures, told = [], [], time.monotonic()
     say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs were finished before")
     try:
         while waiting or running:
-            while waiting and len(running) < parallel:
+            while waiting and len(running) < room():
                 running.append(start(waiting.popleft()))
             time.sleep(0.1)
             for run in list(running):
@@ -391,7 +497,7 @@ def train(jobs: list[Job], parallel: int, start) -> list[str]:
                 run.close()
                 folder, finished = run_folder(run.job)
                 if finished:
-                    result = json.loads((folder / "result.json").read_text())
+                    result = json.loads((folder / "result.json").read_text("utf-8"))
                     say(f"finished {run.job}: greedy return {result['eval_return_mean']:.1f}")
                 elif ending:
                     failures.append(f"{run.job}: {ending} ({shown(run.job.log)})")
@@ -403,7 +509,7 @@ def train(jobs: list[Job], parallel: int, start) -> list[str]:
                 told = time.monotonic()
                 unfinished = [*(run.job for run in running), *waiting]
                 finished = len(jobs) - len(unfinished) - len(failures)
-                left = time_left(jobs, unfinished, parallel)
+                left = time_left(jobs, unfinished, room())
                 say(f"{finished} of {len(jobs)} finished, {len(running)} running, {left}")
     finally:
         for run in running:
@@ -464,8 +570,10 @@ def main():
             for job in jobs:
                 print("python", shlex.join(job.words()))
             return
-        cores = connect(options.ray) if options.ray else usable_cores()
-        parallel = options.jobs or max(cores // options.torch_threads, 1)
+        if options.ray:
+            connect(options.ray, jobs)
+        cores = cluster_cores if options.ray else usable_cores  # nodes may join later
+        parallel = lambda: options.jobs or max(cores() // options.torch_threads, 1)  # noqa: E731
         failures = train(jobs, parallel, RayRun if options.ray else LocalRun)
     except UserError as error:
         print(f"run.py: {error}", file=sys.stderr)

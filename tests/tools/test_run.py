@@ -1,0 +1,306 @@
+"""benchmarks/run.py: what it plans, which runs it knows again, what happens on a Ray cluster."""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import ppo
+import pytest
+import test_dqn_apex
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import run
+
+CONFIG = """
+[ppo]
+env_id = "environments:Clock-v0"
+total_timesteps = 256
+eval_episodes = 2
+exp_name = "mine"
+
+[ppo_seeds]
+env_id = "environments:Clock-v0"
+total_timesteps = 256
+eval_episodes = 2
+num_seeds = 2
+vary = ["gamma", "0.9", "0.8"]
+"""
+
+
+def planned(tmp_path, flags="", extra=()) -> list:
+    """The jobs of a campaign with CONFIG."""
+    path = tmp_path / "mine.toml"
+    path.write_text(CONFIG)
+    words = [str(path), "--runs-dir", str(tmp_path / "runs"), *flags.split()]
+    return run.plan(run.parse_options(words), list(extra))
+
+
+def wait_for(condition, seconds=120):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_every_job_has_its_own_seed_in_its_command_and_in_its_arguments(tmp_path):
+    jobs = planned(tmp_path, "--seeds 3 --first-seed 5 --algos ppo")
+    assert [job.flags[job.flags.index("--seed") + 1] for job in jobs] == ["5", "6", "7"]
+    assert [job.args["seed"] for job in jobs] == [5, 6, 7]
+    assert [run.script_args("ppo", job.flags)["seed"] for job in jobs] == [5, 6, 7]
+    assert [job.log.name for job in jobs] == ["5.log", "6.log", "7.log"]
+
+
+@pytest.mark.parametrize("table", ["ppo", "ppo_seeds"])
+def test_what_is_finished_is_known_again(tmp_path, script, table):
+    """Also by an exp_name, which its folder begins with, and among the folders of ppo_seeds."""
+    job, other = planned(tmp_path, f"--seeds 2 --algos {table}")
+    assert run.run_folder(job) == (None, False)
+    script(table, *job.flags)
+    names = sorted(path.name for path in job.parent.iterdir())
+    assert len(names) == (1 if table == "ppo" else 4)
+    assert names[0].startswith("mine-1-" if table == "ppo" else "1-")
+    assert run.run_folder(job) == (job.parent / names[0], True)
+    assert run.run_folder(other) == (None, False)
+
+
+@pytest.mark.parametrize("side", ["there", "here"])
+def test_a_setting_that_only_one_side_has_is_another_setting(tmp_path, side):
+    (job,) = planned(tmp_path, "--seeds 1 --algos ppo")
+    folder = job.parent / "mine-1-20260101-000000"
+    folder.mkdir(parents=True)
+    (saved := dict(job.args)).pop("exp_name")
+    if side == "there":
+        saved["momentum"] = 0.9
+    else:
+        del saved["gae_lambda"]
+    (folder / "args.json").write_text(json.dumps({"args": saved}))
+    words = {"there": "momentum=0.9, not None", "here": "gae_lambda=None, not 0.8"}
+    with pytest.raises(run.UserError, match=words[side]):
+        run.run_folder(job)
+
+
+@pytest.mark.parametrize("encoding, end", [("utf-8", "\n"), ("utf-8-sig", "\r\n")])
+def test_files_are_read_as_editors_and_systems_write_them(tmp_path, encoding, end):
+    path = tmp_path / "Größe und Maß" / "über.toml"
+    path.parent.mkdir()
+    path.write_bytes(f"# é{end}[ppo-mine]{end}gamma = 0.5{end}".encode(encoding))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), str(path), "--dry-run"]
+    command += ["--seeds", "1", "--runs-dir", str(path.parent)]
+    result = subprocess.run(command, capture_output=True, env={**os.environ, **plain})
+    assert result.returncode == 0, result.stderr.decode()
+    assert f"'{path}:ppo-mine'" in result.stdout.decode()
+
+
+def test_as_many_runs_as_there_is_room_for_now(tmp_path):
+    """Of a cluster that nodes join and leave."""
+    running, room, most = [], [1, 3, 3, 2], []
+
+    class Short:
+        def __init__(self, job):
+            self.job = job
+            running.append(self)
+
+        def poll(self):
+            most.append(len(running))
+            running.remove(self)
+            return "exit status 1: no luck"
+
+        def stop(self):
+            pass
+
+        close = stop
+
+    failures = run.train(
+        planned(tmp_path, "--seeds 4 --algos ppo"), lambda: room.pop(0) if room else 1, Short
+    )
+    assert len(failures) == 4 and most[0] == 3
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Ray's functions that need no cluster; `resources` is what it would have."""
+    fake = SimpleNamespace(resources={}, init=lambda *address, **settings: None)
+    fake.cluster_resources = lambda: fake.resources
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def test_a_cluster_without_cores_is_said_in_a_line(cluster):
+    with pytest.raises(run.UserError, match="--ray auto: the cluster has no CPUs"):
+        run.connect("auto", [])
+    cluster.resources = {"CPU": 2.0}
+    run.connect("auto", [])
+    assert run.cluster_cores() == 2
+
+
+@pytest.mark.parametrize(
+    "device, env_id, gpus, wanted",
+    [
+        ("cuda", "CartPole-v1", 0, True),
+        ("cpu", "environments:BlackPicture-v0", 1, False),
+        ("auto", "CartPole-v1", 1, False),
+        ("auto", "CarRacing-v3", 1, True),
+        ("auto", "CarRacing-v3", 0, False),
+    ],
+)
+def test_a_run_gets_a_gpu_where_its_device_is_one(cluster, device, env_id, gpus, wanted):
+    cluster.resources = {"CPU": 2.0} | ({"GPU": 1.0} if gpus else {})
+    args = vars(ppo.RunArgs(device=device, env_id=env_id, num_envs=1))
+    assert run.uses_gpu(run.Job("ppo", "ppo", [], args, Path())) is wanted
+
+
+def test_only_environments_that_are_not_there_are_sent(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert run.own_module("mine.envs:Id-v0") == [str(tmp_path / "mine")]
+    assert run.own_module("environments:Clock-v0") == [str(ROOT / "tests" / "environments.py")]
+    for env_id in ("CartPole-v1", "tasks:Recall-v0", "mpe2.simple_spread_v3", "gymnasium:A-v0"):
+        assert run.own_module(env_id) == []
+
+
+SCRIPT = """
+import pathlib, time
+folder = pathlib.Path("runs/1-now")
+folder.mkdir(parents=True)
+for name in ("args.json", "checkpoint.pt"):
+    (folder / name).write_text(name)
+print("begun", flush=True)
+while not pathlib.Path("end").exists():
+    time.sleep(0.05)
+(folder / "checkpoint.pt").rename(folder / "result.json")
+"""
+ON_A_NODE = """
+import sys
+sys.path[:0] = ["{benchmarks}", "{algos}"]
+import run
+node = run.Node(["{script}"], {{"sent/x": b"1"}}, "runs")
+while True:
+    node.news()
+"""
+
+
+def houses(tmp_path):
+    return list(tmp_path.glob("run-*"))
+
+
+def test_files_come_home_while_a_run_is_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    home = tmp_path / "home"
+    for old in (home / "1-now" / "checkpoint.pt", home / "2-other" / "checkpoint.pt"):
+        old.parent.mkdir(parents=True)
+        old.write_text("old")
+    node = run.Node(["script.py"], {"sent/x": b"1"}, "runs")
+    (house,) = houses(tmp_path)
+    assert (house / "sent" / "x").read_bytes() == b"1"
+    code, output, files, names = node.news()
+    assert code is None and output == b"begun\n" and sorted(files) == sorted(names)
+    run.bring_home(files, names, home)
+    assert {path.name: path.read_text() for path in (home / "1-now").iterdir()} == {
+        "args.json": "args.json",
+        "checkpoint.pt": "checkpoint.pt",
+    }
+    assert node.news()[1:3] == (b"", {})  # what has not changed is not sent again
+    (house / "end").touch()
+    code, output, files, names = node.news()
+    assert code == 0 and files == {"1-now/result.json": b"checkpoint.pt"}
+    run.bring_home(files, names, home)
+    assert sorted(path.name for path in (home / "1-now").iterdir()) == ["args.json", "result.json"]
+    assert (home / "2-other" / "checkpoint.pt").read_text() == "old"
+    node.cleaner.stdin.close()
+    wait_for(lambda: not houses(tmp_path))
+
+
+def test_a_killed_node_keeps_nothing_of_a_run(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    paths = {"benchmarks": ROOT / "benchmarks", "algos": ROOT / "algos"}
+    program = ON_A_NODE.format(script=tmp_path / "script.py", **paths)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        wait_for(lambda: list(tmp_path.glob("run-*/runs/1-now/checkpoint.pt")))
+        process.send_signal(signal.SIGKILL)
+    wait_for(lambda: not houses(tmp_path))
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(str(tmp_path / "script.py").encode() in words for words in commands)
+
+
+def test_curves_are_read_after_the_checkpoint_and_written_before_it(tmp_path, monkeypatch):
+    """So a checkpoint never misses the curves that led to it."""
+    (tmp_path / "runs").mkdir()
+    for name in ("a", "checkpoint.pt", "events.out.tfevents.1", "result.json"):
+        (tmp_path / "runs" / name).touch()
+    node, written, replace = run.Node.__new__(run.Node), [], Path.replace
+    node.parent, node.sent = tmp_path / "runs", {}
+    found = node.changes()
+    assert list(found)[-1] == "events.out.tfevents.1"
+    monkeypatch.setattr(
+        Path, "replace", lambda *pair: written.append(pair[1].name) or replace(*pair)
+    )
+    run.bring_home(found, list(found), tmp_path / "home")
+    assert written == ["a", "events.out.tfevents.1", "checkpoint.pt", "result.json"]
+
+
+APEX = dict(num_actors=2, total_timesteps=768, checkpoint_frequency=384, learning_starts=96)
+APEX |= dict(lockstep=True, eval_episodes=2)
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch, tmp_path):
+    """A cluster of one machine with two cores; its address. Nodes work below `tmp_path`/tmp."""
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "tmp").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path / "tmp"))
+        patch.setenv("RAY_TMPDIR", "/tmp")  # Ray's sockets need a short path
+        patch.delenv("PYTHONPATH")  # so that environments.py is found only where it is sent
+        node = {"num_cpus": 2, "object_store_memory": 10**8, "include_dashboard": False}
+        found = Cluster(initialize_head=True, head_node_args=node)
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    yield found
+    found.shutdown()
+
+
+def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
+    """A campaign, one of its runs a variant's, and Ape-X: the same hashes as without a cluster."""
+    folder = tmp_path / "house"
+    for name in ("algos", "benchmarks"):
+        leave_out = shutil.ignore_patterns("results", "__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=leave_out)
+    (folder / "mine.toml").write_text(CONFIG)
+    command = [sys.executable, "benchmarks/run.py", "mine.toml", "--seeds", "1", "--ray"]
+    command += [ray_cluster.address, "--runs-dir", "there"]
+    campaign = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert campaign.returncode == 0, campaign.stdout + campaign.stderr
+    assert "2 of 2 runs are finished, 0 failed" in campaign.stdout
+    wait_for(lambda: not houses(tmp_path / "tmp"))
+
+    (tmp_path / "mine.toml").write_text(CONFIG)
+    for table in ("ppo", "ppo_seeds"):
+        script(table, "--config", f"mine.toml:{table}", "--runs-dir", "here")
+    found = [
+        sorted(json.loads(path.read_text())["run_hash"] for path in paths)
+        for paths in (folder.glob("there/**/result.json"), tmp_path.glob("here/**/result.json"))
+    ]
+    assert found[0] == found[1] and len(set(found[0])) == 5
+    assert not list(folder.glob("there/**/*.tmp"))
+    assert "run hash" in next(folder.glob("there/ppo_seeds/**/1.log")).read_text()
+
+    flags = [f"--{k.replace('_', '-')}={v}" for k, v in APEX.items() if k != "lockstep"]
+    path = ROOT / "algos" / "dqn_apex.py"
+    command = [sys.executable, path, *flags, "--lockstep", "--ray", ray_cluster.address]
+    apex = subprocess.run(command, capture_output=True, text=True)
+    assert apex.returncode == 0, apex.stderr
+    monkeypatch.setattr(test_dqn_apex.dqn_apex, "ray", test_dqn_apex.StandIn())
+    assert test_dqn_apex.hash_of(apex.stdout) == test_dqn_apex.apex_train(**APEX).hash()
