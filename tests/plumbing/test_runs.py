@@ -73,6 +73,7 @@ PYBULLET = {
 LONGER = [(name, kind[name]) for kind in (ATARI, PYBULLET) for name in SCRIPTS if name in kind]
 TO_KILL = [  # SHORT and its like are killed in test_hostile.py
     *((name, SECOND[name]) for name in SCRIPTS),
+    ("td3_sac", [*SHORT["td3"], "--quantiles", "5", "--drop", "2"]),
     *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LONGER),
 ]
 TAGS = {
