@@ -11,7 +11,8 @@ It imports dqn.py and dqn_prioritised.py, which must lie beside it, and holds on
   with the fragment, since that of another actor may follow;
 - the learner takes them as they come, learns as much from each as dqn does from as many steps, and
   sends weights with the request for another: an actor always has one more to work at;
-- an actor that dies is replaced; a learner that dies resumes from its checkpoint;
+- an actor that dies is replaced, and if there is no core for it, others play its steps; a learner
+  that dies resumes from its checkpoint;
 - curves show the returns of the third of the actors that explore least.
 Fragments, and so results, come out differently each time. With --lockstep actors take turns: a run
 repeats and resumes exactly, and the slowest actor sets the pace.
@@ -43,12 +44,14 @@ class Args(dqn_prioritised.Args):
     lockstep: bool = False  # Takes fragments in turns, so that the run can be repeated exactly.
     broadcast_frequency: int = 80  # Steps between new weights for the actors, over all of them.
     fragment_steps: int = 16  # Steps that an actor sends at once, over its environments.
+    actor_timeout: float = 30.0  # Wait for a lost actor before others play its steps [seconds].
     start_e: float = 0.4  # Probability of a random action of the first actor.
     end_e: float = 0.4**8  # That of the last; from one to the next it falls by the same factor.
 
     def check(self):
         super().check()
         dqn.require_range(self, "num_actors broadcast_frequency fragment_steps", low=1)
+        dqn.require_range(self, "actor_timeout")
         if self.total_timesteps % self.fragment_steps or self.fragment_steps % self.train_frequency:
             dqn.fail("total_timesteps must divide by fragment_steps, those by train_frequency")
         if (self.exploration_fraction, self.exploration_steps) != (0.2, None):
@@ -111,21 +114,32 @@ def fragments(actors: list, run, args: Args, step: int, end: int):
 
     def ask(i, begins=False):
         nonlocal asked
-        if asked < end:
-            epsilon = 1.0 if asked < args.learning_starts else epsilons[i]
-            pending[actors[i].collect.remote(weights, asked, epsilon, begins)] = i
-            asked += args.fragment_steps
+        epsilon = 1.0 if asked < args.learning_starts else epsilons[i]
+        pending[actors[i].collect.remote(weights, asked, epsilon, begins)] = i
+        asked += args.fragment_steps
 
     for k in range(n if args.lockstep else 2 * n):  # with two requests it is never idle
-        ask(k % n, begins=k < n)
-    while pending:
-        request = next(iter(pending)) if args.lockstep else ray.wait(list(pending))[0][0]
-        i = pending.pop(request)
-        yield i, *ray.get(request)
+        if asked < end:
+            ask(k % n, begins=k < n)
+    while step < end:
+        ready = list(pending)[:1]
+        if not args.lockstep:
+            ready, _ = ray.wait(list(pending), timeout=args.actor_timeout)
+        if not ready:  # lost with their machine, for example, while no other has room for them
+            silent = set(pending.values())
+            others = [i for i in range(n) if i not in silent]
+            actors_of = ", ".join(map(str, sorted(silent)))
+            print(f"\nno fragment for {args.actor_timeout:g} s from actors {actors_of}", flush=True)
+            for k in range((end - step) // args.fragment_steps if others else 0):
+                ask(others[k % len(others)])
+            continue
+        i = pending.pop(ready[0])
+        yield i, *ray.get(ready[0])
         before, step = step, step + args.fragment_steps
         if step // args.broadcast_frequency > before // args.broadcast_frequency:
             weights = ray.put(run.arrays())
-        ask(i)
+        if asked < end:
+            ask(i)
 
 
 def actor_epsilons(num_actors: int, first: float, last: float):

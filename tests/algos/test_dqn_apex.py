@@ -36,12 +36,12 @@ class Handle:
     def remote(self, *arguments):
         self.calls.append(arguments)
         answer = self.actor.collect(*pickle.loads(pickle.dumps(arguments)))
-        return Answer(answer, len(self.calls))
+        return Answer(answer, len(self.calls), self.actor.index)
 
 
 class Answer:
-    def __init__(self, value, number):
-        self.value, self.number = pickle.dumps(value), number
+    def __init__(self, value, number, actor):
+        self.value, self.number, self.actor = pickle.dumps(value), number, actor
 
 
 class StandIn:
@@ -49,6 +49,8 @@ class StandIn:
 
     def __init__(self):
         self.options, self.actors, self.most_pending, self.got = [], [], 0, []
+        # actors that do not answer; whether one was waited for in vain; what `wait` was told
+        self.lost, self.was_lost, self.timeouts = set(), False, []
 
     def init(self, *address, **settings):
         self.initialised = address, settings
@@ -66,10 +68,13 @@ class StandIn:
         self.got.append(answer.number)  # of this actor's answers
         return pickle.loads(answer.value)
 
-    def wait(self, answers):
+    def wait(self, answers, timeout):
         assert isinstance(answers, list)
         self.most_pending = max(self.most_pending, len(answers))
-        return answers[-1:], answers[:-1]
+        self.timeouts.append(timeout)
+        ready = [answer for answer in answers if answer.actor not in self.lost][-1:]
+        self.was_lost |= not ready
+        return ready, [answer for answer in answers if answer not in ready]
 
     def remote(self, **options):
         self.options.append(options)
@@ -369,7 +374,8 @@ def collected(fake, n, step, end, **settings):
         order.append((actor, 8 * fake.got[-1]))  # the steps that it has then taken
         step += errors.size
         values.append(step)
-    assert step == end and sum(len(actor.calls) for actor in actors) == len(order)
+    asked = sum(len(actor.calls) for actor in actors)
+    assert step == end and (asked == len(order) or fake.was_lost)
     return [actor.calls for actor in actors], order
 
 
@@ -395,6 +401,34 @@ def test_else_the_first_to_come_is_the_first_to_be_used(fake):
     assert [[begins for *_, begins in of_one] for of_one in calls] == [
         [True] + [False] * (len(of_one) - 1) for of_one in calls
     ]
+
+
+def test_steps_of_a_lost_actor_are_played_by_others(fake, capsys):
+    """Of 12 fragments the lost one has two; that they are late is said."""
+    fake.lost = {1}
+    calls, order = collected(fake, 3, 0, 96, broadcast_frequency=8, actor_timeout=7.0)
+    assert [len(of_one) for of_one in calls] == [3, 2, 9] and len(order) == 12
+    assert {actor for actor, _ in order} == {0, 2} and set(fake.timeouts) == {7.0}
+    assert capsys.readouterr().out == "\nno fragment for 7 s from actors 1\n"
+    assert [step for _, step, *_ in calls[1]] == [8, 32]
+    assert [of_one[-1][1] for of_one in (calls[0], calls[2])] == [96, 104]
+
+
+def test_while_all_actors_are_lost_it_waits_and_a_late_answer_is_used(fake, capsys):
+    fake.lost = {0, 1}
+    wait = fake.wait
+
+    def found_again(answers, timeout):
+        if len(fake.timeouts) == 3:
+            fake.lost = {0}
+        if len(fake.timeouts) == 6:
+            fake.lost = set()
+        return wait(answers, timeout)
+
+    fake.wait = found_again
+    _, order = collected(fake, 2, 0, 48)
+    assert [actor for actor, _ in order].count(1) >= 3 and len(order) == 6
+    assert capsys.readouterr().out.startswith("\nno fragment for 30 s from actors 0, 1\n" * 3)
 
 
 def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
@@ -515,6 +549,7 @@ def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
         (["--exploration-fraction", 0.5], "epsilon of an actor"),
         (["--fragment-steps", 0], "fragment_steps=0 must lie between 1 and inf"),
         (["--async-envs"], "async_envs"),
+        (["--actor-timeout", -1], "actor_timeout=-1.0 must lie between 0 and inf"),
         (["--start-e", 2], "start_e=2.0 must lie between 0 and 1"),
     ],
 )

@@ -139,6 +139,25 @@ def test_bonuses_go_on_across_ends_and_rewards_do_not():
     np.testing.assert_array_equal(batch["next_obs"], next_obs.reshape(-1, F))
 
 
+def test_bonuses_go_on_from_what_is_acted_on_next(monkeypatch):
+    """Where the last step of a rollout ended an episode, that is the next one's beginning."""
+    told, add_bonuses = [], ppo_rnd.add_bonuses
+
+    def spy(batch, agent, curiosity, buffer, obs_after, *rest):
+        told.append((obs_after, buffer["next_obs"][-1], buffer["truncated"][-1]))
+        return add_bonuses(batch, agent, curiosity, buffer, obs_after, *rest)
+
+    monkeypatch.setattr(ppo_rnd, "add_bonuses", spy)
+    settings = dict(env_id="environments:Clock-v0", env_kwargs='{"length": 7}', num_steps=7)
+    args = ppo_rnd.Args(**settings, num_envs=B, num_minibatches=1, total_timesteps=84)
+    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
+    ppo_rnd.train(args, run)
+    run.writer.close()
+    assert len(told) == 4
+    for obs_after, successors, ended in told:
+        assert ended.all() and (successors == 1).all() and (obs_after == 0).all()
+
+
 def test_the_error_falls_where_it_was_learned_and_not_elsewhere():
     torch.manual_seed(0)
     curiosity = ppo_rnd.Curiosity(ppo_rnd.Args(), Box(0, 1, (20,), np.float32))

@@ -148,6 +148,29 @@ def test_settings_may_differ_between_seeds(train_seeds, field, values):
         np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
 
 
+def test_a_gradient_is_the_same_to_the_bit_whoever_takes_one_beside_it():
+    """Arrays of 63 begin at odd addresses, so that a product rounds by its place in the stack."""
+    runs = [new_run(ppo, seed=k, hidden_size=63) for k in range(5)]
+    seeds = [ppo_seeds.Seed(place, run) for place, run in enumerate(runs)]
+    rng, n = np.random.default_rng(0), 127
+    names = "log_probs", "advantages", "values", "returns"
+    batch = {name: torch.as_tensor(rng.normal(size=(5, n)), dtype=torch.float32) for name in names}
+    batch["obs"] = torch.as_tensor(rng.normal(size=(5, n, 4)), dtype=torch.float32)
+    batch["actions"] = torch.as_tensor(rng.integers(2, size=(5, n)))
+
+    def after_a_step(chosen):
+        for run in runs:
+            run.agent.load_state_dict({k: x.clone() for k, x in first[run.args.seed].items()})
+        minibatch = {name: tensor[chosen] for name, tensor in batch.items()}
+        ppo_seeds.gradient_steps([seeds[k] for k in chosen], minibatch, 0.2)
+        return [[p.grad.numpy().tobytes() for p in seeds[k].agent.parameters()] for k in chosen]
+
+    first = [{k: x.clone() for k, x in run.agent.state_dict().items()} for run in runs]
+    whole = after_a_step([0, 1, 2, 3, 4])
+    for chosen in ([3], [0], [1, 4], [2, 3, 4], [0, 1]):
+        assert after_a_step(chosen) == [whole[k] for k in chosen]
+
+
 SETTINGS = "--num-seeds 3 --total-timesteps 2048 --checkpoint-frequency 512".split()
 SETTINGS += "--norm-obs --eval-episodes 2".split()
 SETTINGS += "--hidden-size 63".split()  # stacked arrays begin at odd addresses

@@ -1,0 +1,43 @@
+"""What a run says of its own speed counts what was trained, not the time between two processes."""
+
+import importlib
+import json
+
+import pytest
+from conftest import SCRIPTS, new_run
+from test_runs import TINY
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_seconds_are_those_of_training_alone(name, monkeypatch):
+    """7 s until the checkpoint of the first half, 2 s more that are lost, 3 s after the resume."""
+    script, now = importlib.import_module(name), [1000.0]
+    monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
+    run = new_run(script, **TINY[name], eval_episodes=2)
+
+    def begin(run):
+        run.start(agent=run.agent)
+        points = {}
+        run.writer.add_scalar = lambda tag, value, step: points.update({(tag, step): value})
+        return points
+
+    points, half = begin(run), run.checkpoint_steps
+    now[0] += 7
+    run.step_count = half
+    run.end_iteration({})
+    assert points["charts/SPS", half] == half / 7
+    now[0] += 2
+
+    settings = TINY[name] | {"resume": str(run.folder)}
+    now[0] += 5000
+    resumed = new_run(script, **settings, eval_episodes=2)
+    now[0] += 20  # imports and the like
+    points = begin(resumed)
+    assert resumed.step_count == half
+    now[0] += 3
+    resumed.step_count = total = run.args.total_timesteps
+    resumed.end_iteration({})
+    assert points["charts/SPS", total] == total / 10
+    resumed.finish()
+    result = json.loads((run.folder / "result.json").read_text())
+    assert result["seconds"] == 10 and result["sps"] == round(total / 10)
