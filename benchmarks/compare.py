@@ -18,9 +18,10 @@ import math
 import re
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
 import report
@@ -81,8 +82,7 @@ def read_any_run(folder: Path) -> AnyRun:
     return AnyRun(folder, algo, args, versions, command, scalars, points, finished)
 
 
-# --------------------------------------------------------------------------------------------------
-# Beside other runs
+# Beside other runs --------------------------------------------------------------------------------
 
 
 def print_differences(runs: list[AnyRun]):
@@ -148,8 +148,7 @@ def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
     return lines
 
 
-# --------------------------------------------------------------------------------------------------
-# The health of curves
+# The health of curves -----------------------------------------------------------------------------
 
 
 def least_entropy(run: AnyRun) -> float:
@@ -177,13 +176,16 @@ def random_returns(algo: str, settings: str):
     """
     module, parent = (importlib.import_module(name) for name in (algo, algo.split("_")[0]))
     args_class = module.Args if issubclass(module.Args, parent.RunArgs) else parent.RunArgs
+    known = {field.name for field in fields(args_class)}  # of another version maybe others
+    args = args_class(**{k: v for k, v in json.loads(settings).items() if k in known})
     make_envs = getattr(module, "make_envs", parent.make_envs)
-    envs = make_envs(args_class(**json.loads(settings)), RANDOM_EPISODES, training=False)
+    envs = make_envs(args, RANDOM_EPISODES, training=False)
     parent.reset(envs, 0)
-    envs.action_space.seed(0)
+    actions = gym.vector.utils.batch_space(envs.single_action_space, envs.num_envs)
+    actions.seed(0)
     returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, np.bool_)
     for _ in range(10_000):  # an episode might not end
-        _, rewards, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        _, rewards, terminated, truncated, _ = envs.step(actions.sample())
         returns += rewards * playing
         playing &= ~(terminated | truncated)
         if not playing.any():

@@ -45,8 +45,7 @@ class UserError(Exception):
     """Something the user can mend: ends a tool with this one line and exit status 2."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Reading runs
+# Reading runs -------------------------------------------------------------------------------------
 
 
 def read_json(path: Path):
@@ -120,19 +119,13 @@ def read_run(folder: Path) -> dict:
         greedy = dict(scalars["eval/episodic_return"])
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
             raise ValueError("its curves lack the evaluation that result.json has")
-        return {
-            "folder": folder,
-            "script": versions.pop("script"),  # its SHA-256
-            "versions": versions,
-            "result": result,
-            "returns": {
-                "greedy": greedy,
-                "training": windows(points, steps),
-                "last100": {steps: last_episodes(points)},
-            },
-            **{name: result[name] for name in ("env_id", "algo", "seed")},
-            **{name: saved[name] for name in ("args", "command")},
-        }
+        returns = {"greedy": greedy, "training": windows(points, steps)}
+        returns["last100"] = {steps: last_episodes(points)}
+        script = versions.pop("script")  # its SHA-256
+        run = {"folder": folder, "result": result, "returns": returns}
+        run |= {"script": script, "versions": versions}
+        run |= {name: result[name] for name in ("env_id", "algo", "seed")}
+        return run | {name: saved[name] for name in ("args", "command")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
@@ -200,17 +193,13 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
     if not path.exists():
         return []
     cell = read_cell(path)
-    found = [
-        {
-            "folder": path,
-            "seed": result["seed"],
-            "script": result["script"],
-            "result": {**result, "steps": cell.about["steps"]},
-            "returns": {kind: cell.points(kind, result["seed"]) for kind in KINDS},
-            **{k: cell.about[k] for k in ("env_id", "algo", "args", "versions", "command")},
-        }
-        for result in cell.about["runs"]
-    ]
+    shared = {k: cell.about[k] for k in ("env_id", "algo", "args", "versions", "command")}
+    found = []
+    for result in cell.about["runs"]:
+        returns = {kind: cell.points(kind, result["seed"]) for kind in KINDS}
+        own = {"folder": path, "seed": result["seed"], "script": result["script"]}
+        own |= {"result": {**result, "steps": cell.about["steps"]}, "returns": returns}
+        found.append(shared | own)
     if any(differences(run, runs[0]) for run in found):
         return []
     return [run for run in found if run["seed"] not in {run["seed"] for run in runs}]
@@ -228,20 +217,13 @@ def write_cell(table: str, runs: list[dict], results: Path):
                 f"{run['folder']} has {name}={value}, {first['folder']} {expected}: no runs of one"
                 " cell (benchmarks/maintain/same_numbers.py says whether scripts train the same)"
             )
-    about = {
-        "env_id": first["env_id"],
-        "table": table,
-        "algo": first["algo"],
-        "steps": first["result"]["steps"],
-        "command": without_runs_dir(first["command"]),
-        "args": {k: v for k, v in settings_of(first["args"]).items() if k != "seed"},
-        "versions": {name: value for run in runs for name, value in run["versions"].items()},
-        "runs": [
-            {k: run["result"][k] for k in ("seed", "seconds", "eval_episodes", "run_hash")}
-            | {"script": run["script"]}
-            for run in runs
-        ],
-    }
+    names = "seed", "seconds", "eval_episodes", "run_hash"
+    own = [{k: x["result"][k] for k in names} | {"script": x["script"]} for x in runs]
+    about = {"env_id": first["env_id"], "table": table, "algo": first["algo"]}
+    about |= {"steps": first["result"]["steps"], "command": without_runs_dir(first["command"])}
+    about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
+    about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
+    about["runs"] = own
     rows = []
     for kind, run in itertools.product(KINDS, runs):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
@@ -264,8 +246,7 @@ def count_seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-# --------------------------------------------------------------------------------------------------
-# Results and their statistics
+# Results and their statistics ---------------------------------------------------------------------
 
 
 @dataclass
@@ -411,8 +392,7 @@ def verdict_on(cell: Cell, row) -> str:
     return f"{found}: {causes[cell.table]}" if "below" in found and cell.table in causes else found
 
 
-# --------------------------------------------------------------------------------------------------
-# Tables and the picture
+# Tables and the picture ---------------------------------------------------------------------------
 
 
 def number(x: float) -> str:
@@ -489,19 +469,13 @@ def results_table(cells: list[Cell]) -> str:
 
 def published_table(cells: list[Cell], published: list) -> str:
     """A line for each cell and published return of its environment and algorithm."""
-    rows = [
-        [
-            cell.env_id,
-            cell.table,
-            row.protocol,
-            ours_in_short(cell, row.protocol),
-            published_in_short(row, cell.env_id),
-            f"[{row.source}]({row.url}){row.note and ', '}{row.note}",
-            verdict_on(cell, row),
-        ]
-        for cell, row in itertools.product(cells, published)
-        if is_for(row, cell)
-    ]
+    rows = []
+    for cell, row in itertools.product(cells, published):
+        if is_for(row, cell):
+            both = [ours_in_short(cell, row.protocol), published_in_short(row, cell.env_id)]
+            source = f"[{row.source}]({row.url}){row.note and ', '}{row.note}"
+            about = [cell.env_id, cell.table, row.protocol]
+            rows.append([*about, *both, source, verdict_on(cell, row)])
     header = "| environment | table | protocol | ours | published | source | ours is |"
     return markdown(header, rows) if rows else "None."
 

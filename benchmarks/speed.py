@@ -1,18 +1,14 @@
 """Speed of our scripts beside stable-baselines3 and sbx-rl: `make speed`, on a machine at rest.
 
     python benchmarks/speed.py                              everything, the peers in .venv-peers
-    python benchmarks/speed.py ppo-cartpole solve-cartpole --repeats 5
+    python benchmarks/speed.py ppo-cartpole td3-halfcheetah --repeats 5
 
 Each cell of maintain/speed.toml trains with the same hyperparameters in every library, one process
 at a time, in turns. A script's speed is read from its curves: steps over seconds between two
 points, start-up excluded. The table gives medians and the range over the repetitions; ratios are of
 medians of this one run. The share of the ceiling is the time that the cell's floating-point
 operations and environment steps would take alone, by what this machine was measured to do, over the
-time a step took.
-
-`solve-...` is the time from the start of the process until the last 20 training episodes have the
-mean return at which the environment counts as solved, with each library's best known settings, on
-a seed of its own for each repetition. Rows go to results/speed/.
+time a step took. Rows go to results/speed/speed.csv.
 """
 
 import argparse
@@ -135,12 +131,7 @@ def run_peer(cell: Cell, library: str, folder: str, **more) -> dict:
     return json.loads(last) if last.startswith("{") else {}
 
 
-def run_library(cell: Cell, library: str, folder: str) -> dict:
-    return run_ours(cell, folder) if library == "ours" else run_peer(cell, library, folder)
-
-
-# --------------------------------------------------------------------------------------------------
-# What is measured: functions of a name, repetitions and a folder, which return rows of a CSV
+# What is measured: functions of a name, repetitions and a folder, which return rows of a CSV ------
 
 
 def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
@@ -149,8 +140,9 @@ def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
     runs = {library: [] for library in ("ours", *cell.peers)}
     with held_to(cell.threads):
         for _ in range(repeats):
-            for library, results in runs.items():
-                results.append(run_library(cell, library, folder))
+            runs["ours"].append(run_ours(cell, folder))
+            for library in cell.peers:
+                runs[library].append(run_peer(cell, library, folder))
         ceiling = cell.mflop / machine.gflops(cell.threads) / 1e3 + 1 / machine.env_sps(cell)
     medians = {k: statistics.median(run["sps"] for run in runs[k]) for k in runs}
     rival, rows = cell.must_over or max(cell.peers, key=medians.get), []
@@ -166,48 +158,12 @@ def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
     return rows
 
 
-def solve(cell: Cell, library: str, seed: int, folder: str) -> dict:
-    """Seconds and steps until it is solved; none if the budget did not suffice."""
-    started = time.perf_counter()
-    if library == "ours":
-        flags = ["--seed", seed, "--torch-threads", 1, "--device", "cpu", "--runs-dir", folder]
-        words = [cell.threshold, cell.evaluated_on, *cell.flags.split(), *flags]
-        last = output_of(MAINTAIN / "until_solved.py", *words).strip().splitlines()[-1]
-        found = json.loads(last) if last.startswith("{") else {}
-    else:
-        found = run_peer(cell, library, folder, seed=seed, threshold=cell.threshold)
-    return {"seconds": time.perf_counter() - started, **found} if "steps" in found else {}
-
-
-def median_of(runs: list[dict], name: str) -> tuple:
-    """Median, least and most; a run that did not solve its task took for ever."""
-    values = sorted(run.get(name, math.inf) for run in runs)
-    return statistics.median_high(values), values[0], values[-1]
-
-
-def measure_solving(name: str, repeats: int, folder: str) -> list[dict]:
-    cell, rows = CELLS[name], []
-    runs = {library: [] for library in ("ours", *cell.peers)}
-    with held_to(1):
-        for seed in range(1, repeats + 1):
-            for library, results in runs.items():
-                results.append(solve(cell, library, seed, folder))
-    for library, results in runs.items():
-        seconds, fastest, slowest = (round(x, 1) for x in median_of(results, "seconds"))
-        row = {"cell": name, "library": library, "seconds": seconds, "fastest": fastest}
-        row |= {"slowest": slowest, "steps": median_of(results, "steps")[0]}
-        row |= {"must": cell.must if library == "ours" else "", "solved": sum(map(bool, results))}
-        rows.append({**row, "repeats": repeats})
-    return rows
-
-
 def times_as_fast(ours: float, theirs: float) -> float:
     """Rounded down, so that no target is reached by rounding."""
     return math.floor(ours / theirs * 100) / 100
 
 
-# --------------------------------------------------------------------------------------------------
-# The loop
+# The loop -----------------------------------------------------------------------------------------
 
 
 def is_reached(row: dict) -> bool:
@@ -263,7 +219,6 @@ def loop(doc: str, tasks: dict, default: list[str]):
 
 
 TASKS = {name: ("speed.csv", measure_speed, [name]) for name in SPEEDS}
-TASKS |= {name: ("solve.csv", measure_solving, [name]) for name in SOLVES}
 
 if __name__ == "__main__":
     try:

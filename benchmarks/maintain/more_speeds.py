@@ -1,18 +1,23 @@
 """More speeds of our scripts, on a machine at rest; rows go to results/speed/.
 
-    python benchmarks/maintain/more_speeds.py scaling profile
+    python benchmarks/maintain/more_speeds.py solve-cartpole scaling profile
     python benchmarks/maintain/more_speeds.py seeds --repeats 2      after `make speed` SB3's, too
     python benchmarks/maintain/more_speeds.py gpu                    on a GPU
     python benchmarks/maintain/more_speeds.py actors --repeats 7     with Ray
 
-`scaling` is the speed of PPO with 1 to 64 environments and rollouts of 512 steps in all, and of two
-runs side by side. `seeds` is the processor time for ten seeds of PPO on CartPole: by ppo_seeds.py,
-by ppo.py one after another and two at a time, and by stable-baselines3, start-up and everything
-included. `profile` says what the time of a step goes into, by profiled.py, in the cells of
-speed.py; beside it `arithmetic`, what the floating-point operations would take alone. `gpu` is the
-speed of our scripts on a GPU, `actors` that of dqn_apex.py on an environment that waits.
+`solve-...` is the time from the start of the process until the last 20 training episodes have the
+mean return at which the environment counts as solved, with each library's best known settings, on
+a seed of its own for each repetition. `scaling` is the speed of PPO with 1 to 64 environments and
+rollouts of 512 steps in all, and of two runs side by side. `seeds` is the processor time for ten
+seeds of PPO on CartPole: by ppo_seeds.py, by ppo.py one after another and two at a time, and by
+stable-baselines3, start-up and everything included. `profile` says what the time of a step goes
+into, by profiled.py, in the cells of speed.py; beside it `arithmetic`, what the floating-point
+operations would take alone. `gpu` is the speed of our scripts on a GPU, `actors` that of
+dqn_apex.py on an environment that waits.
 """
 
+import json
+import math
 import os
 import statistics
 import sys
@@ -24,7 +29,42 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import speed
-from speed import CELLS, ON_GPU, PEERS, SPEEDS, Cell, output_of, run_ours, solve
+from speed import CELLS, ON_GPU, PEERS, SOLVES, SPEEDS, Cell, output_of, run_ours
+
+
+def solve(cell: Cell, library: str, seed: int, folder: str) -> dict:
+    """Seconds and steps until it is solved; none if the budget did not suffice."""
+    started = time.perf_counter()
+    if library == "ours":
+        flags = ["--seed", seed, "--torch-threads", 1, "--device", "cpu", "--runs-dir", folder]
+        words = [cell.threshold, cell.evaluated_on, *cell.flags.split(), *flags]
+        last = output_of(speed.MAINTAIN / "until_solved.py", *words).strip().splitlines()[-1]
+        found = json.loads(last) if last.startswith("{") else {}
+    else:
+        found = speed.run_peer(cell, library, folder, seed=seed, threshold=cell.threshold)
+    return {"seconds": time.perf_counter() - started, **found} if "steps" in found else {}
+
+
+def median_of(runs: list[dict], name: str) -> tuple:
+    """Median, least and most; a run that did not solve its task took for ever."""
+    values = sorted(run.get(name, math.inf) for run in runs)
+    return statistics.median_high(values), values[0], values[-1]
+
+
+def measure_solving(name: str, repeats: int, folder: str) -> list[dict]:
+    cell, rows = CELLS[name], []
+    runs = {library: [] for library in ("ours", *cell.peers)}
+    with speed.held_to(1):
+        for seed in range(1, repeats + 1):
+            for library, results in runs.items():
+                results.append(solve(cell, library, seed, folder))
+    for library, results in runs.items():
+        seconds, fastest, slowest = (round(x, 1) for x in median_of(results, "seconds"))
+        row = {"cell": name, "library": library, "seconds": seconds, "fastest": fastest}
+        row |= {"slowest": slowest, "steps": median_of(results, "steps")[0]}
+        row |= {"must": cell.must if library == "ours" else "", "solved": sum(map(bool, results))}
+        rows.append({**row, "repeats": repeats})
+    return rows
 
 
 def median_sps(cell: Cell, repeats: int, folder: str, device: str = "cpu") -> int:
@@ -34,7 +74,7 @@ def median_sps(cell: Cell, repeats: int, folder: str, device: str = "cpu") -> in
 def measure_scaling(name: str, repeats: int, folder: str) -> list[dict]:
     """SPS of PPO on CartPole by the number of environments, and of two runs at a time, each."""
 
-    def speed(num_envs: int):
+    def sps_of(num_envs: int):
         flags = f"--num-envs {num_envs} --num-steps {512 // num_envs}"
         own = replace(CELLS["ppo-cartpole"], num_envs=num_envs)
         own.flags = f"ppo --config benchmarks/cartpole.toml:ppo-cleanrl {flags}"
@@ -44,7 +84,7 @@ def measure_scaling(name: str, repeats: int, folder: str) -> list[dict]:
     rows = []
     for num_envs, at_once in [(2**k, 1) for k in range(7)] + [(4, 2)]:
         with ThreadPoolExecutor(at_once) as pool:
-            runs = [sum(pool.map(speed, [num_envs] * at_once)) for _ in range(repeats)]
+            runs = [sum(pool.map(sps_of, [num_envs] * at_once)) for _ in range(repeats)]
         row = {"cell": name, "environments": num_envs, "runs_at_once": at_once}
         rows.append(row | {"sps_together": round(statistics.median(runs)), "repeats": repeats})
     return rows
@@ -102,7 +142,7 @@ def measure_actors(name: str, repeats: int, folder: str) -> list[dict]:
             cell = replace(cell, flags=f"{flags} --env-id {env_id}", threshold=475.0)
             cell.evaluated_on = "CartPole-v1"
             runs = [solve(cell, "ours", seed, folder) for seed in range(1, repeats + 1)]
-            seconds, _, slowest = speed.median_of(runs, "seconds")
+            seconds, _, slowest = median_of(runs, "seconds")
             row |= {"solved": sum(map(bool, runs)), "seconds": round(seconds, 1)}
             row |= {"slowest": round(slowest, 1)}
         rows.append({**row, "repeats": repeats})
@@ -131,7 +171,7 @@ def measure_gpu(name: str, repeats: int, folder: str) -> list[dict]:
     return [{**row, "repeats": repeats}]
 
 
-TASKS = {
+TASKS = {name: ("solve.csv", measure_solving, [name]) for name in SOLVES} | {
     "scaling": ("scaling.csv", measure_scaling, ["scaling"]),
     "seeds": ("seeds.csv", measure_seeds, ["seeds"]),
     "profile": ("profile.csv", measure_profile, SPEEDS),
@@ -140,4 +180,4 @@ TASKS = {
 }
 
 if __name__ == "__main__":
-    speed.loop(__doc__, TASKS, ["scaling", "seeds", "profile"])
+    speed.loop(__doc__, TASKS, [*SOLVES, "scaling", "seeds", "profile"])

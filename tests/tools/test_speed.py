@@ -174,8 +174,8 @@ def test_actors_are_measured_beside_dqn_and_a_run_that_solved_nothing_took_for_e
 @pytest.mark.slow
 def test_the_time_to_solve_ends_when_the_threshold_is_reached(tmp_path):
     task = speed.Cell("ppo --total-timesteps 20480", "CartPole-v1", num_envs=8, threshold=40.0)
-    solved = speed.solve(task, "ours", 1, str(tmp_path))
+    solved = more_speeds.solve(task, "ours", 1, str(tmp_path))
     assert 500 <= solved["steps"] < 20_480 and solved["seconds"] > 0
-    assert speed.solve(replace(task, threshold=501.0), "ours", 1, str(tmp_path)) == {}
-    greedy = speed.solve(replace(task, evaluated_on="CartPole-v1"), "ours", 1, str(tmp_path))
+    assert more_speeds.solve(replace(task, threshold=501.0), "ours", 1, str(tmp_path)) == {}
+    greedy = more_speeds.solve(replace(task, evaluated_on="CartPole-v1"), "ours", 1, str(tmp_path))
     assert greedy["steps"] % 1_024 == 0  # the first of 2,000, by whole rollouts
