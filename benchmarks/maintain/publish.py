@@ -2,9 +2,9 @@
 
     python benchmarks/maintain/publish.py               runs/ into benchmarks/results/, then this:
     python benchmarks/maintain/publish.py runs/new      another folder of runs
-    python benchmarks/maintain/publish.py --from-csv    benchmarks/results/ into README.md,
-                                                        benchmarks/README.md, improvement.csv and
-                                                        curves.png there
+    python benchmarks/maintain/publish.py --from-csv    benchmarks/results/ into README.md, and
+                                                        there README.md, improvement.csv and
+                                                        curves.png
 
 Runs whose settings are not those of a table of benchmarks/*.toml are left out, and so are cells of
 other arguments or versions with fewer seeds than benchmarks/results/ has. Exit status: 0, or 2 for
@@ -95,20 +95,21 @@ def short_table(cells: list[Cell], published: list) -> str:
         row = report.nearest(cell, published)
         theirs = [report.published_in_short(row, cell.env_id), row.source] if row else ["none", ""]
         rows.append([cell.env_id, cell.table, report.ours_in_short(cell, "greedy"), *theirs])
-    header = "| environment | table | greedy return | published | source |"
+    header = "| environment | table | ours | published | source |"
     return report.markdown(header, rows) if cells else "No results yet."
 
 
 def documents() -> dict[Path, str]:
-    """What README.md, benchmarks/README.md and improvement.csv must hold."""
+    """What README.md must hold, and of benchmarks/results/ README.md and improvement.csv."""
     cells, published = report.read_cells(report.RESULTS), report.read_published()
-    details = report.results_table(cells)
-    details += "\n\n![Curves](results/curves.png)\n\n## Beside what is published\n\n"
-    details += report.published_table(cells, published)
-    tables = {"README.md": short_table(cells, published), "benchmarks/README.md": details}
-    found = {ROOT / name: between_markers(ROOT / name, text) for name, text in tables.items()}
+    parts = ["# Results", report.results_table(cells), "![Curves](curves.png)"]
+    parts += ["## Beside what is published", report.published_table(cells, published)]
     pairs = report.improvements(cells).to_csv(index=False, lineterminator="\n")
-    return found | {report.RESULTS / "improvement.csv": pairs}
+    return {
+        ROOT / "README.md": between_markers(ROOT / "README.md", short_table(cells, published)),
+        report.RESULTS / "README.md": "\n\n".join(parts) + "\n",
+        report.RESULTS / "improvement.csv": pairs,
+    }
 
 
 def between_markers(path: Path, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What algos/README.md says of the networks: names and shapes, and the way to other frameworks."""
+"""What docs/ says of the networks: names and shapes, and the way to other frameworks."""
 
 import importlib
 import re
@@ -13,13 +13,13 @@ import torch
 from conftest import ROOT, new_run, parse
 from numpy.lib.stride_tricks import sliding_window_view
 
-README = (ROOT / "algos" / "README.md").read_text()
-PAGES = README + (ROOT / "algos" / "VARIANTS.md").read_text()
+EXPORTS = (ROOT / "docs" / "trackers-and-exports.md").read_text()
+PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
 LISTS = re.findall(r"```\npython algos/(\w+)\.py(.*)\n([^`]+)```", PAGES)
 
 
 @pytest.mark.parametrize("name, flags, text", LISTS, ids=["".join(x[:2]) for x in LISTS])
-def test_the_readme_lists_every_parameter(name, flags, text):
+def test_the_pages_list_every_parameter(name, flags, text):
     listed = {}
     for line in text.splitlines():
         what, shape = line.split(maxsplit=1)
@@ -36,10 +36,10 @@ def test_the_readme_lists_every_parameter(name, flags, text):
         assert shapes == expected
 
 
-def code_of_the_readme() -> dict:
-    (block,) = re.findall("```python\n(.*?)```", README, re.DOTALL)
+def code_of_the_page() -> dict:
     names = {}
-    exec(block, names)
+    for block in re.findall("```python\n(.*?)```", EXPORTS, re.DOTALL):
+        exec(block, names)
     return names
 
 
@@ -97,7 +97,7 @@ NETWORKS = {  # what makes it, shape of the observation, layers, which of them f
 def test_a_network_travels_to_other_frameworks_and_back(
     make, shape, layers, activation, flat, pixels
 ):
-    code = code_of_the_readme()
+    code = code_of_the_page()
     torch.manual_seed(0)
     agent = make(shape)
     with torch.no_grad():  # biases of 0 would hide their loss

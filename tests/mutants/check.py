@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-COPIED = ("algos", "tests", "benchmarks")
+COPIED = ("algos", "tests", "benchmarks", "docs")
 NO_MISTAKE = ("SyntaxError", "ImportError", "ModuleNotFoundError", "TimeoutError")
 WRONG_NAME = re.compile(r"name '\w+' is not defined|has no attribute '|not associated with a value")
 PATIENCE = 240  # seconds for a test, and a few more for each that is run with it

@@ -127,7 +127,7 @@ def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
     assert cells(house) == (whole, hashes)
     assert len(list(house.glob("runs/tiny/ppo/CartPole-v1/ppo/*/result.json"))) == 2
 
-    table = (house / "benchmarks" / "README.md").read_text()
+    table = (house / "benchmarks" / "results" / "README.md").read_text()
     assert "| CartPole-v1 | ppo | 20,480 | 2 (1 to 2) |" in table and "too few seeds" in table
     assert "| CartPole-v1 | ppo | 20k | " in (house / "README.md").read_text()
     results = [json.loads(p.read_text()) for p in house.glob("runs/tiny/*/*/*/*/result.json")]
@@ -191,7 +191,7 @@ def test_a_stopped_campaign_stops_its_runs(house, campaign, number):
 def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign, monkeypatch):
     from ray import cluster_utils
 
-    flags = ["--algos", "ppo", "--seeds", "2"]
+    flags = ["--algos", "ppo", "--seeds", "2", "--", "--total-timesteps", "61440"]
     code, _, _ = ended(campaign(*flags))
     assert code == 0
     local = cells(house)
@@ -205,7 +205,7 @@ def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign,
     try:
         lost = cluster.add_node(**node)
         cluster.wait_for_nodes()
-        process = campaign(*flags, "--ray", cluster.address)
+        process = campaign("--ray", cluster.address, *flags)
         wait_for(lambda: len(checkpoints(house)) == 2)  # they have come home
         cluster.remove_node(lost, allow_graceful=False)
         wait_for(lambda: len(list(house.glob("tmp/run-*"))) == 1)
@@ -215,7 +215,7 @@ def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign,
         process.wait()
         wait_for(lambda: not list(house.glob("tmp/run-*")))
         cluster.add_node(**node)
-        code, out, _ = ended(campaign(*flags, "--ray", cluster.address))
+        code, out, _ = ended(campaign("--ray", cluster.address, *flags))
         assert code == 0 and "2 of 2 runs are finished, 0 failed" in out
         assert out.count("resumes on Ray: ppo, CartPole-v1, seed ") == 2
     finally:

@@ -5,9 +5,11 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import itertools
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -20,14 +22,18 @@ import conftest
 import numpy as np
 import ppo
 import pytest
+import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-DOCUMENTS += ("algos/README.md", "algos/VARIANTS.md", "benchmarks/README.md")
-DOCUMENTS += ("docs/when-it-does-not-learn.md",)
+DOCUMENTS += ("algos/README.md", "benchmarks/README.md")
+DOCUMENTS += tuple(f"docs/{name}.md" for name in SCRIPTS)
+DOCUMENTS += ("docs/variants.md", "docs/changing-a-script.md", "docs/coming-from.md")
+DOCUMENTS += ("docs/trackers-and-exports.md", "docs/when-it-does-not-learn.md")
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
-INSIDE = TEXTS["algos/README.md"]
+COMING, EXPORTS = TEXTS["docs/coming-from.md"], TEXTS["docs/trackers-and-exports.md"]
+CHANGING = TEXTS["docs/changing-a-script.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLDERS = ("algos/", "benchmarks/", "docs/", "tests/", ".ci/")
 
@@ -76,8 +82,10 @@ def test_lines_are_short():
         assert not [x for x in lines if len(x) > 120 and not x.startswith(("|", "    "))], name
 
 
-def test_the_readme_is_short():
-    assert len(TEXTS["README.md"].split()) <= 1500
+def test_the_documents_are_short():
+    words = {name: len(text.split()) for name, text in TEXTS.items()}
+    assert words["README.md"] <= 1500 and words["CHANGELOG.md"] <= 450
+    assert sum(words.values()) <= 24_000, words
 
 
 @functools.cache
@@ -96,8 +104,11 @@ def module_of(path: str):
 
 def test_enough_commands_were_found():
     count = {name: sum(document == name for document, _ in COMMANDS) for name in DOCUMENTS}
-    assert count["README.md"] >= 16 and count["algos/README.md"] >= 8
-    assert count["CONTRIBUTING.md"] >= 8 and count["benchmarks/README.md"] >= 5
+    assert count["README.md"] >= 16 and count["benchmarks/README.md"] >= 5
+    assert count["CONTRIBUTING.md"] >= 8 and count["docs/variants.md"] >= 8
+    assert count["docs/coming-from.md"] >= 2 and count["docs/changing-a-script.md"] >= 2
+    assert count["docs/ppo.md"] >= 3 and count["docs/dqn.md"] >= 3
+    assert count["docs/td3.md"] >= 1 and count["docs/trackers-and-exports.md"] >= 1
 
 
 @pytest.mark.parametrize("document, command", COMMANDS)
@@ -128,7 +139,10 @@ def parse(name: str, flags: list[str]):
     script = importlib.import_module(name)
     for flag, folder in itertools.pairwise(flags):
         if flag in ("--resume", "--evaluate"):
-            env_id, algo = Path(folder).parts[-3:-1]
+            if folder.startswith("trained/"):  # trained/ENVIRONMENT-SCRIPT
+                env_id, algo = Path(folder).name.rsplit("-", 1)
+            else:
+                env_id, algo = Path(folder).parts[-3:-1]
             Path(folder).mkdir(parents=True)
             about = {"algo": algo, "args": {"env_id": env_id}}
             (Path(folder) / "args.json").write_text(json.dumps(about))
@@ -140,7 +154,7 @@ def parse(name: str, flags: list[str]):
 
 
 def stop_after_parsing(monkeypatch, path: str, flags: list[str]):
-    """Runs main until argparse is content with the flags."""
+    """Runs a script until argparse is content with the flags."""
 
     class Parsed(Exception):
         pass
@@ -151,11 +165,12 @@ def stop_after_parsing(monkeypatch, path: str, flags: list[str]):
         parse_args(*arguments)
         raise Parsed
 
-    module = module_of(path)
+    for folder in ("benchmarks/maintain", "benchmarks"):
+        monkeypatch.syspath_prepend(ROOT / folder)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
     monkeypatch.setattr(sys, "argv", [path, *flags])
     with pytest.raises(Parsed):
-        module.main()
+        runpy.run_path(str(ROOT / path), run_name="__main__")
 
 
 def toml_of_the_readme() -> str:
@@ -181,21 +196,22 @@ def test_the_environment_of_the_readme_trains(tmp_path, monkeypatch):
 
 def test_every_flag_in_prose_is_a_flag():
     known = {"--logdir", "--install", "--help", "--generate"}  # the last is of Ray
-    for first, *_ in rows(INSIDE, "| CleanRL | here |"):  # says what these are called here
-        known |= set(re.findall(r"--[\w-]+", first))
+    for library in ("CleanRL", "Spinning Up"):  # the page says what these are called here
+        for first, *_ in rows(COMING, f"| {library} | here |"):
+            known |= set(re.findall(r"--[\w-]+", first.replace("_", "-")))
     for name in SCRIPTS:
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).RunArgs)}
     for name in VARIANTS:
         known |= {f"--{field.name}" for field in fields(importlib.import_module(name).Args)}
-    others = "maintain/same_numbers.py run.py report.py speed.py tune.py"
+    others = (
+        "maintain/same_numbers.py maintain/publish.py run.py report.py compare.py speed.py tune.py"
+    )
     for path in (f"benchmarks/{name}" for name in others.split()):
         known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / path).read_text()))
     known = {flag.replace("_", "-") for flag in known}
     for name, text in TEXTS.items():
-        if name == "CHANGELOG.md":  # what was removed is no more
-            text = re.sub(r"\n### Removed\n.*?(?=\n##)", "", text, flags=re.DOTALL)
         for span in re.findall(r"`([^`\n]+)`", prose(text)):
-            for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+            for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span.replace("_", "-")):
                 assert flag in known or flag.replace("--no-", "--") in known, (name, flag)
 
 
@@ -247,9 +263,9 @@ def test_links_and_names_lead_somewhere(name):
                 assert list(ROOT.glob(path)), word
 
 
-def section(title: str) -> str:
-    """Of algos/README.md, up to the next heading of this level."""
-    return INSIDE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def section(document: str, title: str) -> str:
+    """Of a document, up to the next heading of this level."""
+    return TEXTS[document].split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def rows(text: str, header: str) -> list[list[str]]:
@@ -266,25 +282,25 @@ def flags_of_table(text: str) -> tuple[list[str], list[list[str]]]:
     for row in table:
         assert len(row) == 4 and all(row), row
         assert row[2] == "always" or re.fullmatch(r"`--[^`]+`", row[2]), row
-        assert re.search(r"\]\(\w+\.py\)", row[3]), row
+        assert re.search(r"\]\((\.\./algos/)?\w+\.py\)", row[3]), row
     return shlex.split(" ".join(row[2].strip("`") for row in table if row[2] != "always")), table
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_table_of_details_has_every_argument_and_its_default(name):
     script = importlib.import_module(name)
-    flags, table = flags_of_table(section(name.upper()))
+    flags, table = flags_of_table(section(f"docs/{name}.md", "Details"))
     for row in table:  # one by one: a flag that is there twice could hide a wrong default
         if row[2] != "always":
             assert parse(name, shlex.split(row[2].strip("`"))) == script.RunArgs(), row
-        assert set(re.findall(r"\]\((.*?)\)", row[3])) == {f"{name}.py"}, row
+        assert set(re.findall(r"\]\((.*?)\)", row[3])) == {f"../algos/{name}.py"}, row
     listed = {flag.replace("--no-", "--") for flag in flags if re.match("--[a-z]", flag)}
     arguments = {f"--{field.name.replace('_', '-')}" for field in fields(script.Args)}
     assert listed == arguments - {"--env-id", "--seed"}
 
 
 def test_the_table_of_what_every_script_does_has_their_defaults():
-    flags, _ = flags_of_table(section("What every script does"))
+    flags, _ = flags_of_table(section("algos/README.md", "What every script does"))
     for name in SCRIPTS:
         script = importlib.import_module(name)
         assert parse(name, flags) == script.RunArgs()
@@ -293,15 +309,12 @@ def test_the_table_of_what_every_script_does_has_their_defaults():
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_function_that_cites_a_source_is_in_its_section(name):
+def test_every_function_that_cites_a_source_is_on_its_page(name):
     source = (ROOT / "algos" / f"{name}.py").read_text()
     upper = ast.parse(source.split("\n# The algorithm ends here.")[0])
-    linked = {
-        re.split(r"\.", text)[0] for text in re.findall(r"\[`([^`]+)`\]", section(name.upper()))
-    }
     # a2c has ppo's networks, statistics and distributions, which are described there
-    if name == "a2c":
-        linked |= {text.split(".")[0] for text in re.findall(r"\[`([^`]+)`\]", section("PPO"))}
+    pages = TEXTS[f"docs/{name}.md"] + (TEXTS["docs/ppo.md"] if name == "a2c" else "")
+    linked = {text.split(".")[0] for text in re.findall(r"\[`([^`]+)`\]", pages)}
     for node in upper.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             texts = [ast.get_docstring(part) or "" for part in (node, *getattr(node, "body", ()))
@@ -311,7 +324,9 @@ def test_every_function_that_cites_a_source_is_in_its_section(name):
 
 
 def test_every_tag_is_explained_and_no_other():
-    table = rows(section("The curves"), "| tag | scripts | what it is | healthy |")
+    table = []
+    for page in ("algos/README.md", *(f"docs/{name}.md" for name in ("ppo", "dqn", "td3"))):
+        table += rows(TEXTS[page], "| tag | scripts | what it is | healthy |")
     assert all(len(row) == 4 and all(row) for row in table)
     documented = {
         row[0].strip("`"): set(SCRIPTS) if row[1] == "all" else set(row[1].split(", "))
@@ -343,6 +358,8 @@ def test_the_citation_names_who_the_license_names():
     )
     assert re.findall(r"^  - name: (.+)$", text, re.MULTILINE) == [holder[0].upper() + holder[1:]]
     assert top["authors"] == ""
+    newest = re.search(r"^## (\S+) - (\S+)$", TEXTS["CHANGELOG.md"], re.MULTILINE)
+    assert (top["version"], top["date-released"]) == newest.groups()
 
 
 def test_the_sweep_of_the_readme_is_understood():
@@ -352,19 +369,24 @@ def test_the_sweep_of_the_readme_is_understood():
 
 
 def changes() -> list[tuple[str, int, str, str]]:
-    """Of `To change X`: what is changed, in how many lines, the script, the patch."""
+    """The patches: what is changed, in how many lines, the script, the patch."""
     found, title = [], None
-    text = section("To change X, touch these lines")
     for words, path, patch in re.findall(
-        r"(.*?)^```diff\n--- (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+        r"(.*?)^```diff\n--- (\S+)\n(.*?)^```$", CHANGING + EXPORTS, re.MULTILINE | re.DOTALL
     ):
-        title = ([title, *re.findall(r"\*\*(.+?)\*\*", words)])[-1]
+        title = ([title, *re.findall(r"\*\*(.+?)\*\*|^## (.+)$", words, re.MULTILINE)])[-1]
+        title = "".join(title)
         found.append((title, int(re.findall(r"(\d+) lines?\b", words)[-1]), path, patch))
     return found
 
 
 CHANGES = changes()
-SAME_WEIGHTS = ("Something from `info`", "Another tracker")  # these only look on
+SAME_WEIGHTS = ("A curve of something in `info`", "Weights & Biases", "Trackio")  # only look on
+TRACKERS = {
+    "wandb": "def init(**about): open('said', 'a').write(repr(about))",
+    "trackio": "def init(**about): open('said', 'a').write(repr(about))\n"
+    "def log(means, step): open('said', 'a').write(f'{step} {means}')",
+}
 SHORT = {
     "ppo": "--total-timesteps 1024 --eval-episodes 1",
     "dqn": "--total-timesteps 2000 --eval-episodes 1",
@@ -403,12 +425,16 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_pa
     plain = script(name, *flags, "--runs-dir", "plain").hash
     copy = tmp_path / Path(path).name
     copy.write_text(patched(path, patch))
-    if "wandb" in patch:
-        (tmp_path / "wandb.py").write_text(
-            "def init(**about): open('said', 'w').write(repr(about))"
-        )
+    tracker = re.search(r"^\+import (\w+)$", patch, re.MULTILINE)
+    if tracker:
+        (tmp_path / f"{tracker[1]}.py").write_text(TRACKERS[tracker[1]])
         changed = train(copy, flags)
-        assert only_run(tmp_path).name in (tmp_path / "said").read_text()
+        said = (tmp_path / "said").read_text()
+        assert only_run(tmp_path).name in said and "'seed': 1" in said
+        points = {
+            step for tag, step in scalars(only_run(tmp_path)) if tag == "charts/learning_rate"
+        }
+        assert "trackio" not in patch or all(f"{step} {{" in said for step in points)
     else:
         changed = script(copy.with_suffix(""), *flags).hash
     assert (changed == plain) == (title in SAME_WEIGHTS)
@@ -419,19 +445,68 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_pa
 def test_all_changes_were_found():
     titles = {title.split(",")[0] for title, *_ in CHANGES}
     assert titles == {
-        "Another network",
+        "The network",
+        "The optimizer",
         "A term of the loss",
         "A wrapper",
-        "Something from `info`",
-        "Another exploration",
-        "Another tracker",
+        "A curve of something in `info`",
+        "Exploration",
+        "Weights & Biases",
+        "Trackio",
     }
 
 
+def test_what_a_variant_may_replace_are_arguments():
+    """Of train all but args, run and what it saves; of main the optional ones."""
+    named = {}
+    for call, argument, _ in rows(CHANGING, "| call | argument | what it replaces |"):
+        named.setdefault(call.strip("`"), set()).add(argument.strip("`"))
+    assert set(named) == {"ppo.train", "dqn.train", "td3.train", "ppo.main"}
+    for call, arguments in named.items():
+        module, function = call.split(".")
+        parameters = inspect.signature(
+            getattr(importlib.import_module(module), function)
+        ).parameters
+        others = {"args", "run", "parts", "name", "args_class", "train"}
+        assert arguments == set(parameters) - others, call
+
+
 def script_of_this_page(begin: str) -> str:
-    """The script in algos/README.md whose docstring begins so."""
-    (code,) = [x for kind, x in FENCE.findall(INSIDE) if kind == "py" and x[3:].startswith(begin)]
+    """The script in docs/changing-a-script.md whose docstring begins so."""
+    (code,) = [x for kind, x in FENCE.findall(CHANGING) if kind == "py" and x[3:].startswith(begin)]
     return code
+
+
+def test_the_export_to_onnx_gives_the_outputs_of_the_agent(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    (code,) = [code for kind, code in FENCE.findall(EXPORTS) if kind == "py"]
+    monkeypatch.chdir(tmp_path)
+    for env_id in ("CartPole-v1", "Pendulum-v1"):
+        flags = ["--env-id", env_id, "--total-timesteps", "256", "--eval-episodes", "1"]
+        flags += ["--num-steps", "32", "--norm-obs", "--runs-dir", env_id[:4]]
+        args = ppo.parse_args("ppo", ppo.RunArgs, flags)
+        run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
+        ppo.train(args, run)
+        run.finish()
+        exec(code.replace("runs/CartPole-v1/ppo/1-...", str(run.folder)), {})
+        session = pytest.importorskip("onnxruntime").InferenceSession("policy.onnx")
+        obs = np.random.default_rng(0).normal(size=(5, *run.obs_space.shape)).astype(np.float32)
+        (outputs,) = session.run(["outputs"], {"obs": obs})
+        with torch.no_grad():
+            expected = run.agent.eval()(torch.as_tensor(obs)).numpy()
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_agent_is_loaded_as_the_readme_says(tmp_path, monkeypatch):
+    (code,) = [code for kind, code in FENCE.findall(TEXTS["README.md"]) if kind == "python"]
+    args = ppo.parse_args("ppo", ppo.RunArgs, ["--total-timesteps", "256", "--eval-episodes", "1"])
+    monkeypatch.chdir(tmp_path)
+    run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
+    ppo.train(args, run)
+    run.finish()
+    names = {}
+    exec(re.sub(r'"(runs|trained)/.*?"', repr(str(run.folder)), code), names)
+    assert names["rewards"].shape == names["terminated"].shape == (1,)
 
 
 def test_a_batched_environment_plugs_in(tmp_path):
