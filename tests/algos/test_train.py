@@ -172,6 +172,8 @@ def test_what_the_buffer_holds_is_what_single_environments_do(monkeypatch, scrip
 @pytest.mark.parametrize("clip_reward", [False, True])
 @CLIPPING
 def test_rewards_are_clipped_before_they_are_stored(monkeypatch, script, clip_reward):
+    # of sizes above and below 1, since a clip to 1 is no sign
+    monkeypatch.setitem(globals(), "REWARDS", np.array([10.0, -0.5, 0.0]))
     rows = calls(monkeypatch, buffer_of(script), "add")
     trained(script, clip_reward=clip_reward)
     for row in rows:
@@ -496,7 +498,7 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
     def spy(self):
         nonlocal steps
         parts, steps = len(expected), steps + 1
-        by_hand = sum(expected) / parts  # of a2c's parts of one rollout, equally large
+        by_hand = sum(expected) / parts
         by_hand *= min(1, max_grad_norm / by_hand.norm().item())
         gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
         torch.testing.assert_close(gradient, by_hand, rtol=1e-3, atol=1e-6)
