@@ -1,4 +1,5 @@
 # make train    installs what is needed and solves CartPole-v1 with PPO
+# make enjoy    shows a trained lander: its returns, and a film in trained/LunarLander-v3-ppo/videos
 # make test     installs what is needed and runs the tests
 # make test-slow   runs the tests that `make test` leaves out: learning and long ones
 # make bugs     puts each mistake of tests/mutants/ into a copy of the scripts: its test must fail
@@ -16,6 +17,9 @@ SEED ?= $(shell date +%s)  # of `make torture`, which prints it
 
 train: .venv/installed
 	$(BIN)/python algos/ppo.py --config benchmarks/cartpole.toml
+
+enjoy: .venv/installed
+	$(BIN)/python algos/ppo.py --evaluate trained/LunarLander-v3-ppo --capture-video
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests
@@ -78,4 +82,4 @@ clean:
 	.venv-peers/bin/pip install --quiet -r benchmarks/maintain/requirements-peers.txt
 	touch $@
 
-.PHONY: train test test-slow bugs bug-pictures torture speed report screenshots animations lint tensorboard clean
+.PHONY: train enjoy test test-slow bugs bug-pictures torture speed report screenshots animations lint tensorboard clean

@@ -1,0 +1,80 @@
+"""Fills trained/: of each cell the run whose greedy return is nearest to the cell's median.
+
+    python benchmarks/maintain/trained.py runs/new
+
+The median is over the seeds of benchmarks/results/ and those of the finished runs in that folder.
+Only what plays is copied: args.json, weights.npz and result.json. Rewrites the table of
+trained/README.md.
+"""
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+
+
+def cell_of(about: dict) -> str:
+    """The name of a run's cell in benchmarks/results/: environment and table of its config."""
+    table = about["args"]["config"].split(":")[-1]
+    return f"{about['args']['env_id'].replace('/', '-')}-{table}"
+
+
+def recorded_returns(cell: str) -> dict:
+    """Seed -> greedy return after training, of the seeds in benchmarks/results/."""
+    path = ROOT / "benchmarks" / "results" / f"{cell}.csv"
+    if not path.exists():
+        return {}
+    rows = pd.read_csv(path).query("kind == 'greedy'").sort_values("step")
+    return rows.groupby("seed")["return"].last().to_dict()
+
+
+def copy_run(folder: Path, target: Path):
+    """Without the folder that its command named, which was the trainer's own business."""
+    target.mkdir(parents=True, exist_ok=True)
+    about = json.loads((folder / "args.json").read_text("utf-8"))
+    about["command"] = re.sub(r" --runs-dir[ =]\S+", "", about["command"])
+    about["args"]["runs_dir"] = "runs"
+    (target / "args.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    for name in ("weights.npz", "result.json"):
+        shutil.copy(folder / name, target)
+
+
+def table(folder: Path) -> str:
+    lines = ["| agent | seed | steps | return | command that trained it |", "|---|---|---|---|---|"]
+    for path in sorted(folder.glob("*/result.json")):
+        result, about = (json.loads((path.parent / x).read_text("utf-8")) for x in FILES)
+        returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
+        row = f"`{path.parent.name}`", str(result["seed"]), f"{result['steps']:,}", returns
+        lines.append("| " + " | ".join([*row, f"`{about['command']}`"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+FILES = "result.json", "args.json"
+
+
+def main(runs: Path, target: Path):
+    cells = {}
+    for path in sorted(runs.rglob("result.json")):
+        about = json.loads((path.parent / "args.json").read_text("utf-8"))
+        if about["args"]["config"]:
+            cells.setdefault(cell_of(about), {})[path.parent] = json.loads(path.read_text("utf-8"))
+    for cell, results in cells.items():
+        returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
+        median = statistics.median((recorded_returns(cell) | returns).values())
+        nearest = min(results, key=lambda f: abs(results[f]["eval_return_mean"] - median))
+        copy_run(nearest, target / cell)
+        print(f"{cell}: {nearest.name}, {results[nearest]['eval_return_mean']:,.1f}; {median:,.1f}")
+    page = target / "README.md"
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    page.write_text(before + BEGIN + table(target) + END + rest.split(END)[1], "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), ROOT / "trained")
