@@ -769,8 +769,8 @@ class Run:
         purge_step = self.step_count + 1 if args.resume else None
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not args.resume:
-            self.describe()
             self.save()
+            self.describe()  # args.json comes last: a folder that has it can be resumed
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count

@@ -1,8 +1,9 @@
-"""What a run says of its own speed counts what was trained, not the time between two processes."""
+"""What a process that was killed leaves behind, and what the next one makes of it."""
 
 import importlib
 import json
 
+import ppo
 import pytest
 from conftest import SCRIPTS, new_run
 from test_runs import TINY
@@ -41,3 +42,18 @@ def test_seconds_are_those_of_training_alone(name, monkeypatch):
     resumed.finish()
     result = json.loads((run.folder / "result.json").read_text())
     assert result["seconds"] == 10 and result["sps"] == round(total / 10)
+
+
+@pytest.mark.parametrize("killed_in", ["save", "describe"])
+def test_a_folder_with_args_json_can_be_resumed(killed_in, monkeypatch):
+    """A run that is killed right at its start has none yet."""
+    run = new_run(ppo, **TINY["ppo"])
+
+    def kill(run):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo.Run, killed_in, kill)
+        run.start(agent=run.agent)
+    assert not (run.folder / "args.json").exists()
+    assert (run.folder / "checkpoint.pt").exists() == (killed_in == "describe")
