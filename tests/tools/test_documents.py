@@ -27,7 +27,7 @@ from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-DOCUMENTS += ("algos/README.md", "benchmarks/README.md")
+DOCUMENTS += ("algos/README.md", "benchmarks/README.md", "trained/README.md")
 DOCUMENTS += tuple(f"docs/{name}.md" for name in SCRIPTS)
 DOCUMENTS += ("docs/variants.md", "docs/changing-a-script.md", "docs/coming-from.md")
 DOCUMENTS += ("docs/trackers-and-exports.md", "docs/when-it-does-not-learn.md")
@@ -130,6 +130,8 @@ def test_a_command_parses(document, command, tmp_path, monkeypatch):
         assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
     elif path == "benchmarks/maintain/profiled.py":
         assert flags[0].isdigit() and parse(flags[1], flags[2:])
+    elif path == "benchmarks/maintain/trained.py":
+        assert len(flags) == 1
     else:
         stop_after_parsing(monkeypatch, path, flags)
 
@@ -139,8 +141,8 @@ def parse(name: str, flags: list[str]):
     script = importlib.import_module(name)
     for flag, folder in itertools.pairwise(flags):
         if flag in ("--resume", "--evaluate"):
-            if folder.startswith("trained/"):  # trained/ENVIRONMENT-SCRIPT
-                env_id, algo = Path(folder).name.rsplit("-", 1)
+            if match := re.fullmatch(r"trained/(.+?)-((?:ppo|a2c|dqn|td3).*)", folder):
+                env_id, algo = match[1], match[2].split("-")[0]
             else:
                 env_id, algo = Path(folder).parts[-3:-1]
             Path(folder).mkdir(parents=True)
@@ -165,6 +167,7 @@ def stop_after_parsing(monkeypatch, path: str, flags: list[str]):
         parse_args(*arguments)
         raise Parsed
 
+    assert re.search(r"ArgumentParser|speed\.loop", (ROOT / path).read_text()), "it would run"
     for folder in ("benchmarks/maintain", "benchmarks"):
         monkeypatch.syspath_prepend(ROOT / folder)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
