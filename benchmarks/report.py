@@ -284,6 +284,10 @@ class Cell:
         """One return for each seed, (seeds,), as a protocol of published.csv defines it."""
         if protocol == "training":
             return self.curve("last100")[1][:, -1]
+        if protocol.startswith("training, last "):  # so many percent of the run's steps
+            steps, returns = self.curve("training")
+            share = int(protocol.split()[-1].removesuffix("%")) / 100
+            return returns[:, steps > (1 - share) * self.about["steps"]].mean(axis=1)
         returns = self.curve("greedy")[1]
         return returns[:, returns.mean(axis=0).argmax() if protocol == "best" else -1]
 
@@ -555,6 +559,7 @@ def save(figure, path: Path):
         figure.savefig(path, dpi=100)
     except ValueError as error:  # no such format
         raise UserError(f"{path}: {error}") from None
+    pyplot().close(figure)
     print(path)
 
 

@@ -95,7 +95,7 @@ class Trial:
     command: list[str]  # the script, then flags; no seed
     args: dict  # every argument of the script
     parent: Path  # of its run folders
-    returns: dict = field(default_factory=dict)  # {seed: greedy return} of finished runs
+    finished: dict = field(default_factory=dict)  # {seed: greedy return}
     failure: str = ""
 
     def job(self, seed: int) -> run.Job:
@@ -103,19 +103,18 @@ class Trial:
         table, args = self.parent.parts[-3], {**self.args, "seed": seed}
         return run.Job(table, script, [*flags, "--seed", str(seed)], args, self.parent)
 
-    def missing(self, seeds) -> list[int]:
-        """Those of the seeds whose runs are not finished; the returns of the others are read."""
-        for seed in set(seeds) - self.returns.keys():
+    def returns(self, seeds):
+        """Of finished runs, (seeds,); NaN for others."""
+        for seed in set(seeds) - self.finished.keys():
             folder, finished = run.run_folder(self.job(seed))
             if finished:
-                self.returns[seed] = report.read_json(folder / "result.json")["eval_return_mean"]
-        return [seed for seed in seeds if not math.isfinite(self.returns.get(seed, math.nan))]
-
-    def of(self, seeds):  # -> returns, (seeds,)
-        return np.array([self.returns[seed] for seed in seeds])
+                self.finished[seed] = report.read_json(folder / "result.json")["eval_return_mean"]
+        return np.array([self.finished.get(seed, math.nan) for seed in seeds])
 
     def score(self, seeds) -> float:
-        return -math.inf if self.missing(seeds) else self.of(seeds).mean()
+        """The mean return, -inf where a run is missing."""
+        mean = self.returns(seeds).mean()
+        return mean if math.isfinite(mean) else -math.inf
 
 
 class Study:
@@ -149,29 +148,25 @@ class Study:
         """What Optuna draws from; values of a list as text, since it takes no lists of lists."""
         if not isinstance(self.ranges, dict) or not self.ranges:
             raise UserError(f"{self.options.file} needs a table [ranges]")
-        found = {}
+        found, some = {}, {}
         for name, spec in self.ranges.items():
             if name not in self.args or name == "seed":
                 raise UserError(f"{self.script} has no setting {name} to search")
             if isinstance(spec, list) and spec:
                 found[name] = CategoricalDistribution([in_words(value) for value in spec])
+                some[name] = spec[0]
             elif isinstance(spec, dict):
                 if not self.options.trials:
                     raise UserError(f"{name} is a range: give --trials N, or a list for a grid")
                 types = {type(x) for x in (spec.get("low"), spec.get("high"), self.args[name])}
                 try:
                     kind = IntDistribution if types <= {int, type(None)} else FloatDistribution
-                    found[name] = kind(**spec)
+                    found[name], some[name] = kind(**spec), spec["low"]
                 except (TypeError, ValueError) as error:
                     like = "a range is { low = 1, high = 9, log = true }"
                     raise UserError(f"{name}: {like}: {error}") from None
             elif not str(spec).startswith("="):
                 raise UserError(f'{name} needs a list, a range or "= expression", not {spec!r}')
-        some = {
-            name: s[0] if isinstance(s, list) else s["low"]
-            for name, s in self.ranges.items()
-            if name in found
-        }
         with_ties(self.ranges, some, self.args)  # says what is wrong with an expression
         return found
 
@@ -211,8 +206,9 @@ class Study:
             return
         run.train(jobs, self.options.jobs, start)
         for trial in trials:
-            for seed in trial.missing(seeds)[:1]:
-                trial.failure = f"seed {seed}: {run.last_line(trial.job(seed).log)}"
+            missing = np.flatnonzero(~np.isfinite(trial.returns(seeds)))
+            for i in missing[:1]:
+                trial.failure = f"seed {seeds[i]}: {run.last_line(trial.job(seeds[i]).log)}"
 
     def open(self) -> optuna.Study:
         """Optuna's study of these settings, ranges and seeds, in the journal of the folder."""
@@ -264,16 +260,16 @@ class Study:
         """The best first, those without a score last; of equal ones the earliest first."""
         return sorted(self.trials, key=lambda trial: trial.score(self.seeds), reverse=True)
 
-    def table(self, trials: list[Trial]) -> str:
+    def table(self, trials) -> str:
         names, rows = ["trial", *self.ranges], []
         for seeds in (self.seeds, self.fresh):
             names += [f"seeds {seeds[0]} to {seeds[-1]}", "one by one"]
         for trial in trials:
             rows.append([trial.name, *map(in_words, trial.settings.values())])
             for seeds in (self.seeds, self.fresh):
-                returns = [] if trial.missing(seeds) else trial.of(seeds)
-                rows[-1].append(report.mean_and_std(returns) if len(returns) else "")
-                rows[-1].append(", ".join(map(report.number, returns)))
+                returns = trial.returns(seeds)
+                whole = [report.mean_and_std(returns), ", ".join(map(report.number, returns))]
+                rows[-1] += whole if np.isfinite(returns).all() else ["", ""]
             rows[-1][-1] += trial.failure
         return report.markdown(f"| {' | '.join(names)} |", rows)
 
@@ -284,19 +280,19 @@ class Study:
     def confirm(self) -> bool:
         """Trains the best trial and the default on fresh seeds, and says what came of it all."""
         best, default = self.ranked()[0], self.default
-        chosen = [default, best] if best is not default else [best]
-        self.train([trial for trial in chosen if not trial.missing(self.seeds)], self.fresh)
+        chosen = dict.fromkeys([default, best])
+        self.train([x for x in chosen if math.isfinite(x.score(self.seeds))], self.fresh)
         self.write()
-        shown = self.ranked()[:10]
-        print(f"\n{self.table(shown if default in shown else [*shown, default])}\n")
+        shown = dict.fromkeys([*self.ranked()[:10], default])
+        print(f"\n{self.table(shown)}\n")
         print(f"All {len(self.trials)}: {run.shown(self.folder / 'study.md')}")
-        if best.missing(self.fresh):
+        x, y = best.returns(self.fresh), default.returns(self.fresh)
+        if not np.isfinite(x).all():
             print(f"Nothing is confirmed: {best.failure}")
             return False
         if best is default:
             print("No trial has a better score than the default.")
-        elif not default.missing(self.fresh):
-            x, y = best.of(self.fresh), default.of(self.fresh)
+        elif np.isfinite(y).all():
             better = f"P(trial {best.name} > default) {report.improvement(x, y):.2f}"
             both = f"trial {best.name} {report.mean_and_std(x)}, default {report.mean_and_std(y)}"
             print(f"On fresh seeds: {both}; {better}")

@@ -49,11 +49,11 @@ def keep(path: Path, row: dict):
     """Adds a row, in the place of that of the same seed and number of steps."""
     rows = []
     if path.exists():
-        with open(path, newline="") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     rows = [r for r in rows if any(r[name] != str(row[name]) for name in COLUMNS[:5])] + [row]
     unfinished = path.with_suffix(".tmp")
-    with open(unfinished, "w", newline="") as file:
+    with open(unfinished, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(rows, key=lambda r: (int(r["steps"]), int(r["seed"]))))

@@ -63,7 +63,7 @@ def commands(only: list[str]) -> dict[str, str]:
     """{name: script and flags}, of which only those named, if any are."""
     found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
-        for table, settings in tomllib.loads(path.read_text()).items():
+        for table, settings in tomllib.loads(path.read_text("utf-8-sig")).items():
             # without what not everybody has: mpe2, files of demonstrations, Ray
             if settings["env_id"].startswith("mpe2") or "demonstrations" in settings:
                 continue
@@ -99,7 +99,7 @@ def sha256(tree: Path, command: str) -> str:
 
 def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
     """Keeps that two versions of a table's script have the same run hash."""
-    records = json.loads(path.read_text()) if path.exists() else []
+    records = json.loads(path.read_bytes()) if path.exists() else []
     new = {"name": name, "scripts": scripts, "first_is_of": commit}
     new |= {"command": f"{command} {EVERY}", "run_hash": value}
     records = [old for old in records if (old["name"], old["scripts"]) != (name, scripts)] + [new]
@@ -121,7 +121,7 @@ def main():
         parser.error("--record needs --against")
     wanted = commands(options.names)
     here = {name: sha256(ROOT, command) for name, command in wanted.items()}
-    before = json.loads(options.read.read_text()) if options.read else {}
+    before = json.loads(options.read.read_bytes()) if options.read else {}
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if options.against:
             words = ["git", "archive", options.against, "algos", "benchmarks"]

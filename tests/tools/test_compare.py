@@ -323,5 +323,8 @@ def test_a_sick_run_is_told_so(script, tmp_path, capsys, mistake):
 )
 def test_a_healthy_run_is_told_so(script, tmp_path, capsys, name):
     script(name, *HEALTHY[name].split())
-    compare.compare([only_run(tmp_path)], tmp_path / "compare.png")
-    assert "its curves look healthy" in capsys.readouterr().out
+    run = compare.read_any_run(only_run(tmp_path))
+    assert compare.health(run.scalars, run.text, compare.least_entropy(run)) == []
+    if name in ("ppo", "dqn"):  # the others' runs are too short to learn anything
+        compare.compare([run.folder], tmp_path / "compare.png")
+        assert "its curves look healthy" in capsys.readouterr().out

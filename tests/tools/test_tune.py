@@ -1,5 +1,7 @@
 """The search for settings, with a script whose return is a known function of its arguments."""
 
+import contextlib
+import io
 import math
 import os
 import re
@@ -10,10 +12,11 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import NUMBERS, ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import tune
@@ -99,8 +102,8 @@ batch_size = "= buffer_size / 1000"
 
 
 @pytest.fixture
-def house(tmp_path):
-    """The programs that take part, a script that takes no time, and a grid."""
+def house(tmp_path, monkeypatch):
+    """The programs that take part, a script that takes no time, and a grid; searched from here."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "algos").mkdir()
     for name in ("tune.py", "run.py", "report.py"):
@@ -108,7 +111,14 @@ def house(tmp_path):
     (tmp_path / "algos" / "hill.py").write_text(HILL)
     (tmp_path / "grid.toml").write_text(GRID)
     (tmp_path / "range.toml").write_text(RANGE)
-    return tmp_path
+    monkeypatch.setattr(tune.run, "ROOT", tmp_path)
+    monkeypatch.setattr(tune.run, "SCRIPTS", ["hill", "ppo"])
+    monkeypatch.syspath_prepend(tmp_path / "algos")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield tmp_path
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    sys.modules.pop("hill", None)
 
 
 def command(house, *flags) -> list[str]:
@@ -117,9 +127,19 @@ def command(house, *flags) -> list[str]:
 
 def tuned(house, *flags, status: int = 0) -> str:
     """What the search prints; of wrong input, its complaint."""
-    done = subprocess.run(command(house, *flags), cwd=house, capture_output=True, text=True)
-    assert done.returncode == status, done.stderr + done.stdout
-    return done.stderr if status == 2 else done.stdout
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["tune.py", *map(str, flags)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        os.chdir(house)
+        try:
+            tune.main()
+        except SystemExit as exit:
+            code = exit.code
+    assert code == status, err.getvalue() + out.getvalue()
+    return err.getvalue() if status == 2 else out.getvalue()
 
 
 def finished(house) -> Counter:
@@ -210,21 +230,24 @@ def search(monkeypatch, tmp_path, *flags) -> list:
             x = trial.settings
             value = -((math.log10(x["learning_rate"]) + 3) ** 2) - abs(x["num_steps"] - 100) / 100
             if x["update_epochs"] < 5:  # else the trial fails
-                trial.returns = {seed: value - 5 * x["gamma"] + seed for seed in seeds}
+                trial.finished = {seed: value - 5 * x["gamma"] + seed for seed in seeds}
 
     (tmp_path / "ranges.toml").write_text(PPO)
     monkeypatch.setattr(tune.Study, "train", train)
-    options = tune.parse_options([str(tmp_path / "ranges.toml"), *map(str, flags)])
+    own = [str(tmp_path / "ranges.toml"), "--runs-dir", str(tmp_path / str(next(NUMBERS)))]
+    options = tune.parse_options(own + list(map(str, flags)))
     study = tune.Study(options, [])
     study.search()
     assert study.trials[0] is study.default
-    return [(trial.settings, trial.returns) for trial in study.trials[1:]]
+    return [(trial.settings, trial.finished) for trial in study.trials[1:]]
 
 
 def test_tpe_repeats_goes_on_and_finds_what_is_better(monkeypatch, tmp_path):
     first = search(monkeypatch, tmp_path, "--trials", 40)
     assert first == search(monkeypatch, tmp_path, "--trials", 40)
-    assert search(monkeypatch, tmp_path, "--trials", 60)[:40] == first
+    folder = ["--runs-dir", tmp_path / "again"]
+    assert search(monkeypatch, tmp_path, "--trials", 20, *folder) == first[:20]
+    assert search(monkeypatch, tmp_path, "--trials", 40, *folder) == first
     assert search(monkeypatch, tmp_path, "--trials", 40, "--tpe-seed", 2) != first
     for settings, _ in first:
         assert type(settings["num_steps"]) is int and 1 <= settings["num_steps"] <= 1000
@@ -335,22 +358,15 @@ WRONG = {
 }
 
 
-def test_wrong_input_is_refused_with_a_line(house, monkeypatch, capsys):
+def test_wrong_input_is_refused_with_a_line(house):
     for text, (flags, complaint) in WRONG.items():
         name = "none.toml" if text == "no such file" else "wrong.toml"
         if not re.match("command|.ranges|x = .$", text):
             text = f'command = "python algos/hill.py"\n[ranges]\n{text}'
         (house / "wrong.toml").write_text(text)
-        monkeypatch.setattr(sys, "argv", ["tune.py", str(house / name), *flags.split()])
-        monkeypatch.setattr(tune.run, "SCRIPTS", ["hill"])
-        monkeypatch.syspath_prepend(house / "algos")
-        with pytest.raises(SystemExit) as exit:
-            tune.main()
-        assert exit.value.code == 2, text
-        assert re.search(complaint, capsys.readouterr().err.splitlines()[-1]), text
-        assert not (house / "runs").exists() and not (ROOT / "runs" / "tune" / "wrong").exists()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        said = tuned(house, name, *flags.split(), status=2)
+        assert re.search(complaint, said.splitlines()[-1]), text
+        assert not (house / "runs").exists(), text
 
 
 def test_other_arguments_in_an_old_folder_are_refused(house):
