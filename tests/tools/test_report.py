@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from cells import a_cell, a_run
 from conftest import ROOT, only_run
@@ -363,11 +365,25 @@ def test_the_documents_hold_what_the_results_say():
         assert path.read_text("utf-8") == text, f"make report rewrites {path}"
 
 
+def test_a_published_mean_over_the_end_of_training_stands_beside_the_same_of_ours():
+    """Two seeds of 200 steps, a point of the training curve every 50, the last two in 40%."""
+    rows = [
+        ("training", seed, step, value)
+        for seed, values in ((3, [9, 1, 2, 4]), (5, [9, 3, 5, 9]))
+        for step, value in zip((50, 100, 150, 200), values, strict=True)
+    ]
+    returns = pd.DataFrame(rows, columns=["kind", "seed", "step", "return"])
+    cell = report.Cell({"steps": 200, "runs": [{"seed": 3}, {"seed": 5}]}, returns)
+    assert cell.values("training, last 40%").tolist() == [3, 7]
+    assert cell.values("training, last 25%").tolist() == [4, 9]
+
+
 def test_published_rows_are_whole():
     rows = report.read_published()
     assert len({(r.env, r.tables, r.protocol, r.source, r.mean) for r in rows}) == len(rows)
     for row in rows:
-        assert row.protocol in ("greedy", "training", "best") and row.url.startswith("https://")
+        assert re.fullmatch(r"greedy|best|training(, last \d+%)?", row.protocol), row
+        assert row.url.startswith("https://")
         assert row.source and row.tables and row.seeds >= 1 and row.steps >= 10_000
 
 
