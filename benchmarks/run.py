@@ -418,7 +418,8 @@ def connect(address: str, jobs: list[Job]):
     Raises UserError where that fails.
     """
     sent = {"working_dir": str(ROOT / "algos"), "excludes": ["runs"]}
-    sent["py_modules"] = sorted({path for job in jobs for path in own_module(job.args["env_id"])})
+    if modules := {path for job in jobs for path in own_module(job.args["env_id"])}:
+        sent["py_modules"] = sorted(modules)  # an empty list would be an error on the nodes
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():  # Ray itself waits for many minutes where nobody listens
@@ -572,6 +573,7 @@ def main():
             return
         if options.ray:
             connect(options.ray, jobs)
+            signal.signal(signal.SIGTERM, stop)  # Ray has set its own
         cores = cluster_cores if options.ray else usable_cores  # nodes may join later
         parallel = lambda: options.jobs or max(cores() // options.torch_threads, 1)  # noqa: E731
         failures = train(jobs, parallel, RayRun if options.ray else LocalRun)

@@ -10,7 +10,7 @@ import ppo
 import ppo_seeds
 import pytest
 import torch
-from conftest import NUMBERS, new_run
+from conftest import NUMBERS, new_run, scalars
 from torch import nn
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
@@ -77,6 +77,13 @@ def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
         expected = alone(**settings, seed=run.args.seed)
         np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
         np.testing.assert_allclose(run.returns, expected.returns, rtol=1e-4)
+        curves = []
+        for each in (run, expected):
+            each.writer.flush()
+            curves.append(scalars(each.folder))
+        assert curves[0].keys() - {("eval/episodic_return", run.step_count)} == curves[1].keys()
+        for point, values in curves[1].items():
+            assert curves[0][point] == pytest.approx(values, rel=1e-2, abs=1e-4), point
     assert np.abs(parameters(runs[1]) - parameters(start)).max() > 1e-3  # it did learn
 
 

@@ -128,7 +128,8 @@ def test_as_many_runs_as_there_is_room_for_now(tmp_path):
 @pytest.fixture
 def cluster(monkeypatch):
     """Ray's functions that need no cluster; `resources` is what it would have."""
-    fake = SimpleNamespace(resources={}, init=lambda *address, **settings: None)
+    fake = SimpleNamespace(resources={}, sent=[])
+    fake.init = lambda address, runtime_env: fake.sent.append(runtime_env)
     fake.cluster_resources = lambda: fake.resources
     monkeypatch.setitem(sys.modules, "ray", fake)
     return fake
@@ -138,8 +139,12 @@ def test_a_cluster_without_cores_is_said_in_a_line(cluster):
     with pytest.raises(run.UserError, match="--ray auto: the cluster has no CPUs"):
         run.connect("auto", [])
     cluster.resources = {"CPU": 2.0}
-    run.connect("auto", [])
+    jobs = [run.Job("ppo", "ppo", [], {"env_id": "environments:Clock-v0"}, Path())]
+    run.connect("auto", jobs)
     assert run.cluster_cores() == 2
+    # nodes cannot make an environment of an empty list of modules
+    modules = [sent.get("py_modules") for sent in cluster.sent]
+    assert modules == [None, [str(ROOT / "tests" / "environments.py")]]
 
 
 @pytest.mark.parametrize(
