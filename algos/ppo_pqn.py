@@ -10,7 +10,8 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
   action, or with probability epsilon any;
 - the targets are the paper's lambda-returns, R_t = r_t + gamma [(1 - lambda) V(s_{t+1}) + lambda
   R_{t+1}]. With this V they are V(s_t) plus ppo's advantage, so ppo computes them;
-- the loss is half the mean of (Q(s_t, a_t) - R_t)^2; the optimizer is RAdam.
+- the loss is half the mean of (Q(s_t, a_t) - R_t)^2; the optimizer is RAdam. There is no ratio of
+  probabilities, so ppo's curves of one, approx_kl and clipfrac, stay at 0.
 Unlike the paper's, an episode cut by a time limit is bootstrapped from its true last observation,
 as in ppo.py, and by default the learning rate is larger and rollouts have fewer environments.
 """
@@ -56,11 +57,6 @@ class Args(ppo.RunArgs):
 
 def train(args: Args, run: ppo.Run):
     optimizer = torch.optim.RAdam(run.agent.parameters(), lr=args.learning_rate)
-    end_iteration, of_ratios = run.end_iteration, ("losses/approx_kl", "losses/clipfrac")
-    # without the curves of a ratio of probabilities, since there is none
-    run.end_iteration = lambda scalars: end_iteration(
-        {name: x for name, x in scalars.items() if name not in of_ratios}
-    )
     ppo.train(args, run, optimizer, collect, loss_of=pqn_loss)
 
 

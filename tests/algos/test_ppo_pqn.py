@@ -279,7 +279,7 @@ def test_a_run_goes_on_where_it_was_stopped(name):
     assert resumed.hash() == whole.hash() != new_run(**settings).hash()
 
 
-def test_the_script_evaluates_what_it_trained_and_has_no_curves_of_ratios(script, tmp_path):
+def test_the_script_evaluates_what_it_trained_and_its_curves(script, tmp_path):
     trained = script("ppo_pqn", "--total-timesteps", 2048, "--eval-episodes", 2)
     folder = only_run(tmp_path)
     assert folder.parts[-3:-1] == ("CartPole-v1", "ppo_pqn")
@@ -288,7 +288,10 @@ def test_the_script_evaluates_what_it_trained_and_has_no_curves_of_ratios(script
     assert evaluated.hash == trained.hash
     tags = {tag for tag, _ in scalars(folder) if not tag.startswith(("eval/", "charts/episodic"))}
     expected = "losses/td_loss losses/q_values losses/values losses/explained_variance "
+    expected += "losses/approx_kl losses/clipfrac "
     assert tags == {*(expected + "charts/epsilon charts/learning_rate").split()}
+    points = scalars(folder).items()
+    assert {*sum((y for (tag, _), y in points if tag in expected.split()[-2:]), [])} == {0}
 
 
 def test_continuous_actions_are_refused(script):
