@@ -79,7 +79,7 @@ def test_the_shapes_are_those_of_rllib(share_trunk, layers):
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("share_trunk", [False, True])
 def test_the_weights_travel_to_keras_and_back(share_trunk, batch_norm):
-    code = test_weights.code_of_the_readme()
+    code = test_weights.code_of_the_page()
     agent = random_agent(IMAGES, share_trunk=share_trunk, batch_norm=batch_norm)
     weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
     indices = (1, 5, 8) if batch_norm else (1, 4, 6)

@@ -156,7 +156,7 @@ def test_what_a_run_leaves_behind(script, name, tmp_path):
     assert str(folder.relative_to(tmp_path)) == result.line("run folder")
     assert re.fullmatch(r"my-try-1-\d{8}-\d{6}", folder.name)
     files = [path.name for path in folder.iterdir() if not path.name.startswith("events.out.")]
-    assert sorted(files) == ["args.json", "result.json", "weights.npz"]
+    assert sorted(files) == ["args.json", "best.npz", "result.json", "weights.npz"]
     saved = json.loads((folder / "result.json").read_text())
     assert saved["steps"] == steps and saved["run_hash"] == result.hash
     assert saved["env_id"] == folder.parts[-3] and saved["algo"] == name and saved["seed"] == 1

@@ -84,8 +84,9 @@ def wait_for(condition):
 
 
 def checkpoints(house: Path) -> dict:
-    """{file: time of its last change} of the runs that are not finished."""
+    """{file: time of its last change} of the runs that can be resumed and are not finished."""
     found = house.glob("runs/tiny/*/*/*/*/checkpoint.pt")
+    found = [path for path in found if path.with_name("args.json").exists()]
     return {p: p.stat().st_mtime_ns for p in found if not (p.parent / "result.json").exists()}
 
 
