@@ -20,6 +20,7 @@ from pathlib import Path
 
 import conftest
 import numpy as np
+import onnxruntime
 import ppo
 import pytest
 import torch
@@ -481,7 +482,6 @@ def script_of_this_page(begin: str) -> str:
 
 
 def test_the_export_to_onnx_gives_the_outputs_of_the_agent(tmp_path, monkeypatch):
-    pytest.importorskip("onnxscript")
     (code,) = [code for kind, code in FENCE.findall(EXPORTS) if kind == "py"]
     monkeypatch.chdir(tmp_path)
     for env_id in ("CartPole-v1", "Pendulum-v1"):
@@ -492,7 +492,7 @@ def test_the_export_to_onnx_gives_the_outputs_of_the_agent(tmp_path, monkeypatch
         ppo.train(args, run)
         run.finish()
         exec(code.replace("runs/CartPole-v1/ppo/1-...", str(run.folder)), {})
-        session = pytest.importorskip("onnxruntime").InferenceSession("policy.onnx")
+        session = onnxruntime.InferenceSession("policy.onnx")
         obs = np.random.default_rng(0).normal(size=(5, *run.obs_space.shape)).astype(np.float32)
         (outputs,) = session.run(["outputs"], {"obs": obs})
         with torch.no_grad():
