@@ -1,7 +1,7 @@
 """Turns the runs of benchmarks/run.py into small CSVs, and those into tables and a picture.
 
-    python benchmarks/report.py runs/sweep --out DIR    writes DIR: CSVs, README.md, curves.png
-    python benchmarks/report.py --from-csv --out DIR    README.md and curves.png from DIR's CSVs
+    python benchmarks/report.py runs/sweep --out DIR    writes CSVs, README.md, curves.png
+    python benchmarks/report.py --from-csv --out DIR    all but the cells once more, from these
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
@@ -13,6 +13,7 @@ benchmarks/README.md defines every number and verdict. Exit status: 0, or 2 for 
 """
 
 import argparse
+import contextlib
 import fnmatch
 import itertools
 import json
@@ -37,12 +38,31 @@ EPISODES = 100  # at the end of training, of which the training return is the me
 KINDS = "greedy", "training", "last100"  # of returns
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
+COMPARED = ["environment", "table", "protocol", "ours", "published", "ours is", "source", "url"]
 # arguments that a run's numbers do not depend on
 FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}
 
 
 class UserError(Exception):
-    """Something the user can mend: ends a tool with this one line and exit status 2."""
+    """Something the user can mend."""
+
+
+@contextlib.contextmanager
+def errors_in_a_line():
+    """Wrong input ends a tool with one line and exit status 2."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Says what a tool does by the docstring of its file, as it is written there."""
+
+    def __init__(self, docstring: str):
+        how = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=docstring, formatter_class=how)
 
 
 # Reading runs -------------------------------------------------------------------------------------
@@ -432,7 +452,7 @@ def published_in_short(row, env_id: str) -> str:
 def seeds_of(cell: Cell) -> str:
     first, last = cell.seeds[0], cell.seeds[-1]
     whole = cell.seeds == list(range(first, last + 1)) and last > first
-    names = f"{first} to {last}" if whole else ", ".join(map(str, cell.seeds))
+    names = f"{first}-{last}" if whole else ", ".join(map(str, cell.seeds))
     return f"{len(cell.seeds)} ({'seed ' if last == first else ''}{names})"
 
 
@@ -459,29 +479,33 @@ def results_table(cells: list[Cell]) -> str:
         greedy = cell.values("greedy")
         bounds = interval(iqm, greedy)
         bounds = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-        ours = [number(iqm(greedy)) + bounds, *map(mean_and_std, (greedy, cell.values("training")))]
+        ours = [mean_and_std(greedy), number(iqm(greedy)) + bounds]
         about = [cell.env_id, cell.table, f"{cell.about['steps']:,}", seeds_of(cell)]
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         time = f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else "")
         rows.append([*about, *ours, time, f"`{cell.about['command']}`"])
     header = (
-        "| environment | table | steps | seeds | greedy return, IQM [95%] | mean ± std "
-        "| training return | minutes a run | command of one seed |"
+        "| environment | table | steps | seeds | greedy return, mean ± std | IQM [95%] "
+        "| minutes a run | command of the first seed |"
     )
     return markdown(header, rows) if cells else "No results yet."
 
 
+def beside(cell: Cell, row) -> list[str]:
+    """A cell and a published row, as COMPARED names it."""
+    both = ours_in_short(cell, row.protocol), published_in_short(row, cell.env_id)
+    source = f"{row.source}, {row.note}" if row.note else row.source
+    return [cell.env_id, cell.table, row.protocol, *both, verdict_on(cell, row), source, row.url]
+
+
 def published_table(cells: list[Cell], published: list) -> str:
-    """A line for each cell and published return of its environment and algorithm."""
+    """A line for each cell: beside the nearest greedy return, without any beside the first one."""
     rows = []
-    for cell, row in itertools.product(cells, published):
-        if is_for(row, cell):
-            both = [ours_in_short(cell, row.protocol), published_in_short(row, cell.env_id)]
-            source = f"[{row.source}]({row.url}){row.note and ', '}{row.note}"
-            about = [cell.env_id, cell.table, row.protocol]
-            rows.append([*about, *both, source, verdict_on(cell, row)])
-    header = "| environment | table | protocol | ours | published | source | ours is |"
-    return markdown(header, rows) if rows else "None."
+    for cell in cells:
+        if found := [row for row in published if is_for(row, cell)]:
+            *values, source, url = beside(cell, nearest(cell, published) or found[0])
+            rows.append([*values, f"[{source}]({url})"])
+    return markdown(f"| {' | '.join(COMPARED[:-1])} |", rows) if rows else "None."
 
 
 def improvements(cells: list[Cell]) -> pd.DataFrame:
@@ -489,26 +513,37 @@ def improvements(cells: list[Cell]) -> pd.DataFrame:
     rows = []
     for a, b in itertools.combinations(cells, 2):
         if a.env_id == b.env_id and min(len(a.seeds), len(b.seeds)) >= MIN_SEEDS:
-            x, y, steps = (
-                a.values("greedy"),
-                b.values("greedy"),
-                [a.about["steps"], b.about["steps"]],
-            )
+            x, y = a.values("greedy"), b.values("greedy")
             bounds = [f"{bound:.2f}" for bound in interval(improvement, x, y) or ()] or ["", ""]
-            rows.append([a.env_id, a.table, b.table, f"{improvement(x, y):.2f}", *bounds, *steps])
+            rows.append([a.env_id, a.table, b.table, f"{improvement(x, y):.2f}", *bounds])
+            rows[-1] += [a.about["steps"], b.about["steps"]]
     columns = ["environment", "X", "Y", "P(X > Y)", "low", "high", "steps of X", "steps of Y"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def document(cells: list[Cell]) -> str:
-    """The README.md of a folder of cells."""
-    published, pairs = read_published(), improvements(cells)
-    table = markdown(f"| {' | '.join(pairs.columns)} |", pairs.values.tolist())
-    parts = ["# Results", results_table(cells)]
-    parts += ["![Curves](curves.png)"] if cells else []
+def documents(results: Path) -> dict[Path, str]:
+    """README.md of a folder of cells, and the CSVs that it names."""
+    cells, published = read_cells(results), read_published()
+    parts = ["# Results", results_table(cells), *["![Curves](curves.png)"] * bool(cells)]
     parts += ["## Beside what is published", published_table(cells, published)]
-    parts += ["## Probability of improvement", table if len(pairs) else "None."]
-    return "\n\n".join(parts) + "\n"
+    parts += [
+        "Every published number, by every protocol: [verdicts.csv](verdicts.csv). The probability "
+        "that one table's run ends above another's: [improvement.csv](improvement.csv)."
+    ]
+    pairs = itertools.product(cells, published)
+    rows = [beside(cell, row) for cell, row in pairs if is_for(row, cell)]
+    verdicts = pd.DataFrame(rows, columns=COMPARED)
+    return {
+        results / "README.md": "\n\n".join(parts) + "\n",
+        results / "verdicts.csv": verdicts.to_csv(index=False, lineterminator="\n"),
+        results / "improvement.csv": improvements(cells).to_csv(index=False, lineterminator="\n"),
+    }
+
+
+def write(texts: dict[Path, str]):
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
+        print(path)
 
 
 def draw(cells: list[Cell], published: list, path: Path):
@@ -564,30 +599,22 @@ def save(figure, path: Path):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()
     results = options.out.resolve()
-    try:
+    with errors_in_a_line():
         results.mkdir(parents=True, exist_ok=True)
-        runs = {} if options.from_csv else read_runs(options.runs_dir)
-        for (env_id, table), found in runs.items():
-            write_cell(
-                table, found + earlier_seeds(found, cell_path(env_id, table, results)), results
-            )
-        cells = read_cells(results)
-        (results / "README.md").write_text(document(cells), "utf-8")
-        print(results / "README.md")
-        if cells:
+        cells = {} if options.from_csv else read_runs(options.runs_dir)
+        for (env_id, table), runs in cells.items():
+            before = earlier_seeds(runs, cell_path(env_id, table, results))
+            write_cell(table, runs + before, results)
+        write(documents(results))
+        if cells := read_cells(results):
             draw(cells, read_published(), results / "curves.png")
-    except (UserError, OSError) as error:
-        print(f"report.py: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

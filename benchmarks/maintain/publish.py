@@ -3,15 +3,14 @@
     python benchmarks/maintain/publish.py               runs/ into benchmarks/results/, then this:
     python benchmarks/maintain/publish.py runs/new      another folder of runs
     python benchmarks/maintain/publish.py --from-csv    benchmarks/results/ into README.md, and
-                                                        there README.md, improvement.csv and
-                                                        curves.png
+                                                        there README.md, improvement.csv,
+                                                        verdicts.csv and curves.png
 
 Runs whose settings are not those of a table of benchmarks/*.toml are left out, and so are cells of
 other arguments or versions with fewer seeds than benchmarks/results/ has. Exit status: 0, or 2 for
 wrong input.
 """
 
-import argparse
 import json
 import re
 import shlex
@@ -65,9 +64,8 @@ def collect(runs_dir: Path):
     for (env_id, table), runs in report.read_runs(runs_dir).items():
         runs = [run for run in runs if is_of_table(table, run)]
         if runs:
-            runs = runs + report.earlier_seeds(
-                runs, report.cell_path(env_id, table, report.RESULTS)
-            )
+            path = report.cell_path(env_id, table, report.RESULTS)
+            runs = runs + report.earlier_seeds(runs, path)
             if is_no_less(table, runs):
                 report.write_cell(table, runs, report.RESULTS)
 
@@ -100,15 +98,11 @@ def short_table(cells: list[Cell], published: list) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """What README.md must hold, and of benchmarks/results/ README.md and improvement.csv."""
-    cells, published = report.read_cells(report.RESULTS), report.read_published()
-    parts = ["# Results", report.results_table(cells), "![Curves](curves.png)"]
-    parts += ["## Beside what is published", report.published_table(cells, published)]
-    pairs = report.improvements(cells).to_csv(index=False, lineterminator="\n")
+    """What README.md must hold, and the documents of benchmarks/results/."""
+    table = short_table(report.read_cells(report.RESULTS), report.read_published())
     return {
-        ROOT / "README.md": between_markers(ROOT / "README.md", short_table(cells, published)),
-        report.RESULTS / "README.md": "\n\n".join(parts) + "\n",
-        report.RESULTS / "improvement.csv": pairs,
+        ROOT / "README.md": between_markers(ROOT / "README.md", table),
+        **report.documents(report.RESULTS),
     }
 
 
@@ -123,25 +117,18 @@ def between_markers(path: Path, text: str) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.ArgumentParser(__doc__)
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")
     options = parser.parse_args()
-    try:
+    with report.errors_in_a_line():
         if not options.from_csv:
             collect(options.runs_dir)
-        for path, text in documents().items():
-            path.write_text(text, "utf-8")
-            print(path)
+        report.write(documents())
         published = report.read_published()
         if shown := main_cells(report.read_cells(report.RESULTS), published):
             report.draw(shown, published, report.RESULTS / "curves.png")
-    except (UserError, OSError) as error:
-        print(f"publish.py: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
     assert len(list(house.glob("runs/tiny/ppo/CartPole-v1/ppo/*/result.json"))) == 2
 
     table = (house / "benchmarks" / "results" / "README.md").read_text()
-    assert "| CartPole-v1 | ppo | 20,480 | 2 (1 to 2) |" in table and "too few seeds" in table
+    assert "| CartPole-v1 | ppo | 20,480 | 2 (1-2) |" in table and "too few seeds" in table
     assert "| CartPole-v1 | ppo | 20k | " in (house / "README.md").read_text()
     results = [json.loads(p.read_text()) for p in house.glob("runs/tiny/*/*/*/*/result.json")]
     for result in results:

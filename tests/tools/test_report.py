@@ -1,5 +1,6 @@
 """Tables and verdicts say what was worked out by hand; cells mix no runs that differ."""
 
+import io
 import math
 import os
 import re
@@ -159,27 +160,34 @@ def test_a_cell_comes_back_from_its_files(results):
     assert steps.tolist() == [100] and returns.tolist() == [[2], [4], [4]]
 
 
-def test_the_tables(results):
+def test_the_tables(results, monkeypatch):
     rows = [published(7.5, 1.0, 5, steps=150_000), published(9.5, 9.0, 1)]  # the second is nearer
     rows.append(published(1.9, 0.5, 3, protocol="training")._replace(note="a note"))
     cells = report.read_cells(report.RESULTS)
     line = report.results_table(cells).splitlines()[-1]
     columns = [cell.strip() for cell in line.strip("|").split("|")]
-    assert columns[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1 to 3)"]
-    assert columns[4:7] == ["4.0", "4.0 ± 1.0", "2.0 ± 0.50"]
-    assert columns[7:] == ["2.0", "`python algos/ppo.py --seed 1 --gamma 0.9`"]
+    assert columns[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1-3)"]
+    assert columns[4:7] == ["4.0 ± 1.0", "4.0", "2.0"]  # minutes a run
+    assert columns[7:] == ["`python algos/ppo.py --seed 1 --gamma 0.9`"]
     short = publish.short_table(cells, rows).splitlines()[-1]
     ours, theirs = "4.0 ± 1.0 (3 seeds, 0k)", "9.5 ± 9.0 (1 agent, 0k, CartPole-v0)"
     assert short == f"| CartPole-v1 | ppo-mine | {ours} | {theirs} | a paper |"
-    beside = report.published_table(cells, rows).splitlines()[2:]
-    source = "[a paper](https://example.org)"
-    assert beside[1] == (
-        f"| CartPole-v1 | ppo-mine | greedy | {ours} | {theirs} | {source} | below: too few steps |"
-    )
-    trained = "training | 2.0 ± 0.50 (3 seeds, 0k) | 1.9 ± 0.50 (3 seeds, 0k, CartPole-v0)"
-    assert f"{trained} | {source}, a note |" in beside[2]
-    assert "7.5 ± 1.0 (5 seeds, 150k, CartPole-v0)" in beside[0]
-    assert "below: too few steps, after" not in beside[0] and "after 0% of" in beside[0]
+    *_, line = report.published_table(cells, rows).splitlines()
+    about, source = "CartPole-v1 | ppo-mine", "[a paper](https://example.org)"
+    assert line == f"| {about} | greedy | {ours} | {theirs} | below: too few steps | {source} |"
+    # beside the first one where none is greedy
+    *_, line = report.published_table(cells, rows[2:]).splitlines()
+    trained = "2.0 ± 0.50 (3 seeds, 0k) | 1.9 ± 0.50 (3 seeds, 0k, CartPole-v0)"
+    source = "[a paper, a note](https://example.org)"
+    assert line == f"| {about} | training | {trained} | no difference detected | {source} |"
+    monkeypatch.setattr(report, "read_published", lambda: rows)
+    path = report.RESULTS / "verdicts.csv"
+    verdicts = pd.read_csv(io.StringIO(report.documents(report.RESULTS)[path]))
+    assert verdicts["published"].tolist() == [
+        "7.5 ± 1.0 (5 seeds, 150k, CartPole-v0)", theirs, trained.split(" | ")[1]
+    ]  # fmt: skip
+    assert verdicts["ours is"][0].startswith("below, after 0% of")
+    assert verdicts["source"].tolist() == ["a paper", "a paper", "a paper, a note"]
 
 
 def test_the_nearest_published_row(results):
@@ -230,7 +238,7 @@ def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, mon
     report.write_cell("ppo-mine", [a_run(seed, 3.0) for seed in (1, 2)], elsewhere)
     report.main()
     text = (elsewhere / "README.md").read_text("utf-8")
-    assert "| CartPole-v1 | ppo-mine | 100 | 2 (1 to 2) |" in text
+    assert "| CartPole-v1 | ppo-mine | 100 | 2 (1-2) |" in text
     assert (elsewhere / "curves.png").exists()
     assert (ROOT / "README.md").read_text("utf-8") == before
 
@@ -358,11 +366,11 @@ def test_a_cell_refuses_runs_that_differ(results):
 
 
 def test_the_documents_hold_what_the_results_say():
-    for folder in (report.RESULTS / "variants", report.RESULTS / "fresh"):
-        text = report.document(report.read_cells(folder))
-        assert (folder / "README.md").read_text("utf-8") == text, "make report rewrites it"
-    for path, text in publish.documents().items():
-        assert path.read_text("utf-8") == text, f"make report rewrites {path}"
+    texts = publish.documents()
+    for folder in ("variants", "fresh"):
+        texts |= report.documents(report.RESULTS / folder)
+    wrong = [path for path, text in texts.items() if path.read_text("utf-8") != text]
+    assert not wrong, "make report rewrites them"
 
 
 def test_a_published_mean_over_the_end_of_training_stands_beside_the_same_of_ours():
@@ -420,7 +428,7 @@ def test_a_report_in_a_plain_c_locale(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "report.py", "--from-csv", "--out", folder]
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run(command, check=True, env=os.environ | plain, stdout=subprocess.DEVNULL)
-    assert "| ppo-été | 100 | 2 (1 to 2) |" in (folder / "README.md").read_text("utf-8")
+    assert "| ppo-été | 100 | 2 (1-2) |" in (folder / "README.md").read_text("utf-8")
 
 
 def test_the_commands_whose_numbers_are_compared_parse(monkeypatch):
