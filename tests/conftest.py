@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side: threads would wai
 os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
 sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
+from load import parts_of  # noqa: E402, of algos/
+
 NUMBERS = itertools.count()  # so that runs that begin in the same second have folders of their own
 
 
@@ -39,16 +42,27 @@ def env_seeds(n: int, *entropy: int) -> list[int]:
 
 
 def new_run(module, **settings):
-    """A run of a script, in this process; below ./runs, which is in `tmp_path`."""
+    """A run of a script, a variant or an edited script, here; below ./runs, in `tmp_path`."""
     own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("runs").resolve())}
-    args = module.RunArgs(**own | settings)
-    return module.Run(module.__name__, args, module.make_agent, module.evaluation_policy)
+    if module.__name__ in VARIANTS:
+        parent, args_class, *parts = parts_of(module.__name__)
+        own["eval_episodes"] = 3
+    else:
+        parent, args_class, parts = module, module.RunArgs, [
+            module.make_agent, module.evaluation_policy, module.make_envs,
+        ]  # fmt: skip
+    return parent.Run(module.__name__, args_class(**own | settings), *parts)
+
+
+def train_function(module):
+    """What trains: a variant may leave it to its parent."""
+    return getattr(module, "train", None) or parts_of(module.__name__)[0].train
 
 
 def train(module, **settings):
     """The same, trained."""
     run = new_run(module, **settings)
-    module.train(run.args, run)
+    train_function(module)(run.args, run)
     return run
 
 
@@ -125,6 +139,42 @@ def script(server, tmp_path, tmp_path_factory):
         result = Result(status, (outputs / "out").read_text(), (outputs / "err").read_text())
         assert status == 0 or not ok, result.err
         return result
+
+    return run
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """command("ppo", "--seed 3", path, ...) runs algos/ppo.py as its command does, here. What is
+    split into words is the first argument alone.
+    """
+
+    def run(name, flags="", *more, ok: bool = True) -> Result:
+        words = [*flags.split(), *map(str, more)]
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / "algos" / f"{name}.py"), run_name="__main__")
+        except SystemExit as exit:
+            status = exit.code
+        captured = capsys.readouterr()
+        assert status == 0 or not ok, captured.err
+        return Result(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """refused("ppo", "--gamma 2") is the one line with which it is refused; nothing is written."""
+
+    def run(name, *flags) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        result = command(name, *flags, ok=False)
+        one_line = result.err.count("\n") == 1 and result.out == ""
+        assert result.status == 2 and one_line, (name, flags, result.err)
+        assert sorted(tmp_path.rglob("*")) == before
+        return result.err
 
     return run
 

@@ -16,8 +16,7 @@ import dqn_apex
 import numpy as np
 import pytest
 import torch
-from conftest import NUMBERS, ROOT, env_seeds, only_run, scalars, stopped
-from conftest import new_run as plain_run
+from conftest import ROOT, env_seeds, new_run, only_run, scalars, stopped, train
 from gymnasium.spaces import Box, Discrete
 from test_runs import TINY
 
@@ -99,17 +98,6 @@ def fake(monkeypatch):
 SHORT = TINY["dqn"] | dict(learning_starts=48, gradient_steps=1, fragment_steps=16, num_actors=3)
 SHORT |= dict(total_timesteps=512, checkpoint_frequency=256, lockstep=True)
 del SHORT["exploration_fraction"]
-
-
-def new_run(**settings):
-    args = dqn_apex.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return dqn.Run("dqn_apex", args, dqn_apex.make_agent, dqn.evaluation_policy)
-
-
-def apex_train(**settings):
-    run = new_run(**settings)
-    dqn_apex.train(run.args, run)
-    return run
 
 
 def test_epsilons_are_those_of_the_paper():
@@ -285,7 +273,7 @@ def test_an_actor_in_the_place_of_a_dead_one_does_not_go_on_with_its_episodes(re
 
 
 def test_a_fragment_that_is_longer_than_the_buffer_fills_it(fake):
-    run = apex_train(**SHORT | dict(buffer_size=10, fragment_steps=32))
+    run = train(dqn_apex, **SHORT | dict(buffer_size=10, fragment_steps=32))
     assert run.parts["buffer"].total == 512 and np.isfinite(run.evaluate()).all()
 
 
@@ -436,7 +424,7 @@ def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
     both = TINY["dqn"] | dict(learning_starts=48, checkpoint_frequency=128, seed=3, double=True)
     both |= dict(start_e=0.4, total_timesteps=504, n_step=1, target_network_frequency=24)
     del both["exploration_fraction"]
-    plain = plain_run(dqn, **both, end_e=0.4)
+    plain = new_run(dqn, **both, end_e=0.4)
     act, own = plain.agent.act, {}
 
     def act_as_the_actor(obs, epsilon, rng):
@@ -447,10 +435,10 @@ def test_with_one_actor_in_lockstep_and_exponent_0_it_is_dqn(fake):
     plain.agent.act = act_as_the_actor
     dqn.train(plain.args, plain)
     both |= dict(num_actors=1, fragment_steps=8, broadcast_frequency=8, lockstep=True)
-    run = apex_train(**both, priority_exponent=0.0)
+    run = train(dqn_apex, **both, priority_exponent=0.0)
     assert run.hash() == plain.hash()
     assert run.step_count == plain.step_count == 504
-    differs = apex_train(**both)
+    differs = train(dqn_apex, **both)
     assert differs.hash() != plain.hash()
 
 
@@ -467,7 +455,7 @@ def test_in_a_fragment_of_many_updates_the_target_follows_as_often_as_dqns(fake,
     monkeypatch.setattr(dqn, "update", learn)
     monkeypatch.setattr(dqn, "polyak", lambda *nets: (told.append("target"), polyak(*nets)))
     settings = SHORT | dict(fragment_steps=48, total_timesteps=96, target_network_frequency=24)
-    run = apex_train(**settings, train_frequency=8)
+    run = train(dqn_apex, **settings, train_frequency=8)
     assert told == ["target", 40, "target", 48, 56, 64, "target", 72, 80, 88, "target"]
     assert run.checkpoint_steps == 288  # whole fragments
 
@@ -475,16 +463,16 @@ def test_in_a_fragment_of_many_updates_the_target_follows_as_often_as_dqns(fake,
 @pytest.mark.parametrize("switches", [{}, dict(dueling=True, num_envs=2, **C51)])
 def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switches):
     settings = SHORT | switches
-    whole = apex_train(**settings)
-    assert apex_train(**settings).hash() == whole.hash()
+    whole = train(dqn_apex, **settings)
+    assert train(dqn_apex, **settings).hash() == whole.hash()
     assert fake.options[0] == {"num_cpus": 1}  # no actor is replaced
-    run = stopped(new_run(**settings), dqn_apex.train, after=400)
-    resumed = apex_train(**settings, resume=str(run.folder))
+    run = stopped(new_run(dqn_apex, **settings), dqn_apex.train, after=400)
+    resumed = train(dqn_apex, **settings, resume=str(run.folder))
     assert resumed.hash() == whole.hash()
 
 
 def test_a_free_run_replaces_actors_and_takes_all_steps(fake):
-    run = apex_train(**SHORT | dict(lockstep=False))
+    run = train(dqn_apex, **SHORT | dict(lockstep=False))
     assert run.step_count == 512 and fake.options == [
         {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
     ]
@@ -509,7 +497,7 @@ def test_curves_show_those_that_explore_least(fake, n, scored, monkeypatch):
         return end_iteration(run, scalars)
 
     monkeypatch.setattr(dqn.Run, "end_iteration", spy)
-    apex_train(**SHORT | dict(num_actors=n))
+    train(dqn_apex, **SHORT | dict(num_actors=n))
     assert {value - 100 for value, _ in shown} == scored
 
 
@@ -522,7 +510,7 @@ def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
             yield each
 
     monkeypatch.setattr(dqn_apex, "fragments", slow)
-    run = apex_train(**SHORT | dict(log_frequency=1))
+    run = train(dqn_apex, **SHORT | dict(log_frequency=1))
     run.writer.flush()
     found = [x for (tag, _), (x,) in scalars(run.folder).items() if tag == "charts/learner_waits"]
     assert len(found) == 32 and all(0.02 < share <= 1 for share in found)
@@ -530,7 +518,7 @@ def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
 
 
 def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
-    run = apex_train(**SHORT)
+    run = train(dqn_apex, **SHORT)
     trained = run.evaluate()
     run.finish()
     run.writer.close()
@@ -539,33 +527,13 @@ def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
     assert evaluated.line("evaluation") == f"return {trained.mean():.1f} +- {trained.std():.1f}"
 
 
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--num-actors", 0], "num_actors=0 must lie between 1 and inf"),
-        (["--fragment-steps", 20], "fragment_steps"),
-        (["--total-timesteps", 1000, "--fragment-steps", 48], "fragment_steps"),
-        (["--exploration-steps", 500], "epsilon of an actor"),
-        (["--exploration-fraction", 0.5], "epsilon of an actor"),
-        (["--fragment-steps", 0], "fragment_steps=0 must lie between 1 and inf"),
-        (["--async-envs"], "async_envs"),
-        (["--actor-timeout", -1], "actor_timeout=-1.0 must lie between 0 and inf"),
-        (["--start-e", 2], "start_e=2.0 must lie between 0 and 1"),
-    ],
-)
-def test_wrong_arguments_are_said_in_a_line(script, tmp_path, flags, words):
-    result = script("dqn_apex", *flags, ok=False)
-    assert result.status == 2 and words in result.err and len(result.err.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("missing", ["ray", "cluster", "cores"])
 def test_what_is_not_there_is_said_in_a_line(fake, missing, monkeypatch, tmp_path, capsys):
     if missing == "ray":
         monkeypatch.setattr(dqn_apex, "ray", None)
     address = "ray://127.0.0.1:1" if missing == "cluster" else None
     with pytest.raises(SystemExit) as stop:
-        new_run(num_actors=9 if missing == "cores" else 2, ray=address)
+        new_run(dqn_apex, num_actors=9 if missing == "cores" else 2, ray=address)
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1 and not (tmp_path / "runs").exists()
     words = {"ray": "requirements-ray.txt", "cores": "num_actors=9", "cluster": "ray://127.0.0.1:1"}
@@ -588,7 +556,7 @@ def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_pa
     """In lockstep: the same with processes as without, and after a SIGKILL."""
     pytest.importorskip("ray")
     settings = dict(num_actors=2, total_timesteps=2000, checkpoint_frequency=800, lockstep=True)
-    expected = apex_train(**settings, runs_dir="stand-in").hash()
+    expected = train(dqn_apex, **settings, runs_dir="stand-in").hash()
     whole = subprocess.run(
         command(*LOCKSTEP, "--runs-dir", "whole"), capture_output=True, text=True
     )
@@ -624,7 +592,7 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
     monkeypatch.setattr(dqn_apex, "fragments", kill_one)
     settings = dict(env_id="tasks:WaitingCartPole-v0", num_actors=2, total_timesteps=6000)
     try:
-        run = apex_train(**settings, gradient_steps=1)
+        run = train(dqn_apex, **settings, gradient_steps=1)
     finally:
         ray.shutdown()
     assert run.step_count == 6000
@@ -642,7 +610,7 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
 def test_on_ray_it_learns():
     ray = pytest.importorskip("ray")
     try:
-        run = apex_train(num_actors=2)
+        run = train(dqn_apex, num_actors=2)
     finally:
         ray.shutdown()
     assert run.evaluate().mean() > 400

@@ -9,7 +9,7 @@ import dqn_mask
 import numpy as np
 import pytest
 import torch
-from conftest import NUMBERS, only_run, stopped, train
+from conftest import new_run, train
 from test_ppo_mask import BATCH, WRONG, K, N, observations
 from test_runs import TINY
 
@@ -21,20 +21,9 @@ SWITCHES = [
 ENVS = {"Masked-v0": 0, "Embedded-v0": K}
 
 
-def new_run(**settings):
-    args = dqn_mask.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return dqn.Run("dqn_mask", args, dqn_mask.make_agent, dqn.evaluation_policy)
-
-
-def masked_train(**settings):
-    run = new_run(**settings)
-    dqn.train(run.args, run)
-    return run
-
-
 def random_network(env_id, **settings):
     """With weights that are not small, biases included."""
-    network = new_run(env_id=env_id, **settings).agent
+    network = new_run(dqn_mask, env_id=env_id, **settings).agent
     for p in network.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return network
@@ -187,7 +176,7 @@ def test_random_actions_are_uniform_over_the_valid_ones():
 @pytest.mark.parametrize("env_id", [*WRONG, "CartPole-v1", "Pendulum-v1"])
 def test_other_spaces_are_refused(env_id, capsys):
     with pytest.raises(SystemExit) as stop:
-        new_run(env_id=env_id)
+        new_run(dqn_mask, env_id=env_id)
     assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
@@ -198,41 +187,28 @@ SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, num_envs=2, gradient_steps=
 @pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[2], SWITCHES[-1]])
 def test_where_all_actions_are_valid_it_is_dqn(env_id, switches):
     settings = SHORT | switches | dict(exploration_steps=400)
-    plain, masked = train(dqn, **settings), masked_train(env_id=env_id, **settings)
+    plain, masked = train(dqn, **settings), train(dqn_mask, env_id=env_id, **settings)
     assert masked.hash() == plain.hash()
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
 
 
-def test_a_run_takes_valid_actions_and_goes_on_where_it_was_stopped():
+def test_a_run_takes_valid_actions():
     settings = SHORT | dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
-    start = new_run(**settings).hash()
-    whole = masked_train(**settings)
+    start = new_run(dqn_mask, **settings).hash()
+    whole = train(dqn_mask, **settings)
     assert whole.hash() != start
     whole.evaluate()  # by valid actions, too
-
-    run = stopped(new_run(**settings), dqn.train, after=400)
-    resumed = masked_train(**settings, resume=str(run.folder))
-    assert resumed.hash() == whole.hash()
-
-
-def test_the_script_evaluates_what_it_trained(script, tmp_path):
-    trained = script("dqn_mask", "--total-timesteps", 1040, "--eval-episodes", 2)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("tasks-InvalidActions-v0", "dqn_mask")
-    evaluated = script("dqn_mask", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
 
 
 @pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[2], SWITCHES[-1]])
 def test_a_last_observation_may_have_no_valid_action_and_no_numbers(switches):
     """Returns of 3 rewards; the loss of a run is finite, or `Run` would end it."""
-    run = masked_train(**SHORT | switches | dict(env_id="Ends-v0"))
+    run = train(dqn_mask, **SHORT | switches | dict(env_id="Ends-v0"))
     assert all(torch.isfinite(p).all() for p in run.agent.parameters())
     assert run.evaluate().tolist() == [3, 3, 3]
 
 
 @pytest.mark.slow
 def test_embeddings_balance_a_pole_whose_actions_change_places():
-    run = masked_train(env_id="tasks:ShuffledCartPole-v0")
+    run = train(dqn_mask, env_id="tasks:ShuffledCartPole-v0")
     assert run.evaluate().mean() > 400

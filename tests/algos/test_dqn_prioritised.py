@@ -10,23 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NUMBERS, only_run, scalars, stopped, train
+from conftest import scalars, train
 from gymnasium.spaces import Box
 from test_runs import TINY
 
 ENVS, LENGTH = 3, 7
 C51 = {"n_atoms": 3, "v_min": -2.0, "v_max": 4.0}
-
-
-def new_run(**settings):
-    args = dqn_prioritised.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return dqn.Run("dqn_prioritised", args, dqn.make_agent, dqn.evaluation_policy)
-
-
-def prioritised_train(**settings):
-    run = new_run(**settings)
-    dqn_prioritised.train(run.args, run)
-    return run
 
 
 def new_buffer(exponent=1.0, steps=0, envs=ENVS, **settings):
@@ -291,7 +280,7 @@ def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch, num_envs):
         return weights(probabilities, exponent)
 
     monkeypatch.setattr(dqn_prioritised, "importance_weights", spy)
-    prioritised_train(**SHORT, importance_exponent=0.5, num_envs=num_envs)
+    train(dqn_prioritised, **SHORT, importance_exponent=0.5, num_envs=num_envs)
     steps = np.arange(56, 513, 8)
     np.testing.assert_allclose(exponents, 0.5 + 0.5 * steps / 512)
 
@@ -308,40 +297,15 @@ SWITCHES = {
 def test_with_exponent_0_it_is_dqn(name):
     settings = SHORT | SWITCHES[name]
     plain = train(dqn, **settings, exp_name=f"plain-{name}")
-    run = prioritised_train(**settings, priority_exponent=0.0, exp_name=f"prioritised-{name}")
+    run = train(dqn_prioritised, **settings, priority_exponent=0.0, exp_name=f"prioritised-{name}")
     assert run.hash() == plain.hash()
     for each in (run, plain):
         each.writer.flush()
     curves = scalars(run.folder)
     assert len(curves) > 3
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
-    differs = prioritised_train(**settings)
+    differs = train(dqn_prioritised, **settings)
     assert differs.hash() != plain.hash()
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_run_goes_on_where_it_was_stopped(name):
-    settings = SHORT | SWITCHES[name]
-    whole = prioritised_train(**settings)
-    run = stopped(new_run(**settings), dqn_prioritised.train, after=400)
-    resumed = prioritised_train(**settings, resume=str(run.folder))
-    assert resumed.hash() == whole.hash()
-
-
-def test_the_script_evaluates_what_it_trained(script, tmp_path):
-    trained = script("dqn_prioritised", "--total-timesteps", 1200, "--eval-episodes", 2)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("CartPole-v1", "dqn_prioritised")
-    evaluated = script("dqn_prioritised", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
-
-
-@pytest.mark.parametrize("name", ["priority_exponent", "importance_exponent"])
-def test_an_exponent_lies_between_0_and_1(script, name):
-    flag = f"--{name.replace('_', '-')}"
-    result = script("dqn_prioritised", flag, 1.5, ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1 and name in result.err
 
 
 def test_the_losses_without_weights_are_dqns():
@@ -364,6 +328,6 @@ def test_the_losses_without_weights_are_dqns():
 def test_of_atari_only_the_newest_frame_of_a_stack_is_kept(monkeypatch):
     buffers = []
     monkeypatch.setattr(dqn, "train", lambda args, run, buffer, losses_of: buffers.append(buffer))
-    prioritised_train(**TINY["dqn of frames"])
-    prioritised_train(**SHORT)
+    train(dqn_prioritised, **TINY["dqn of frames"])
+    train(dqn_prioritised, **SHORT)
     assert [buffer.frames.shape[2:] for buffer in buffers] == [(84, 84), (4,)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NUMBERS, only_run, scalars, stopped
+from conftest import new_run, train
 from gymnasium.spaces import Box, Discrete
 from test_runs import TINY
 
@@ -32,17 +32,6 @@ class TwoPayoffs(gym.Env):
 
 
 gym.register("TwoPayoffs-v0", TwoPayoffs)
-
-
-def new_run(**settings):
-    args = dqn_quantile.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return dqn.Run("dqn_quantile", args, dqn_quantile.make_agent, dqn.evaluation_policy)
-
-
-def trained(**settings):
-    run = new_run(**settings)
-    dqn_quantile.train(run.args, run)
-    return run
 
 
 def loss_of(quantiles, targets, kappa=1.0):
@@ -267,9 +256,9 @@ def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_ato
         calls.append((buffer, losses_of))
 
     monkeypatch.setattr(dqn, "train", spy)
-    trained(**SHORT | {"n_atoms": n_atoms})
-    trained(**SHORT, priority_exponent=0.6)
-    trained(**TINY["dqn of frames"], priority_exponent=0.6)
+    train(dqn_quantile, **SHORT | {"n_atoms": n_atoms})
+    train(dqn_quantile, **SHORT, priority_exponent=0.6)
+    train(dqn_quantile, **TINY["dqn of frames"], priority_exponent=0.6)
     assert calls[0] == (None, dqn_quantile.quantile_losses)
     for buffer, losses_of in calls[1:]:
         assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
@@ -278,29 +267,15 @@ def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_ato
 
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
-SWITCHES = {
-    "plain": dict(batch_size=101),
-    "rainbow": dict(double=True, dueling=True, num_envs=2, n_atoms=7, priority_exponent=0.6),
-    "one": dict(n_atoms=1, kappa=0.5),
-}
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_run_goes_on_where_it_was_stopped(name):
-    settings = SHORT | SWITCHES[name]
-    whole = trained(**settings)
-    run = stopped(new_run(**settings), dqn_quantile.train, after=400)
-    resumed = trained(**settings, resume=str(run.folder))
-    assert resumed.hash() == whole.hash() != new_run(**settings).hash()
 
 
 @pytest.mark.parametrize("change", [dict(kappa=0.5), dict(n_atoms=7), dict(priority_exponent=0.6)])
 def test_a_switch_changes_what_is_learned(change):
-    assert trained(**SHORT | change).hash() != trained(**SHORT).hash()
+    assert train(dqn_quantile, **SHORT | change).hash() != train(dqn_quantile, **SHORT).hash()
 
 
 def test_a_buffer_with_exponent_0_changes_nothing():
-    run, plain = new_run(**SHORT), trained(**SHORT)
+    run, plain = new_run(dqn_quantile, **SHORT), train(dqn_quantile, **SHORT)
     buffer = dqn_prioritised.ReplayBuffer(run.args, run.obs_space)
     losses_of = lambda *rest: dqn_quantile.weighted_losses(buffer, *rest)  # noqa: E731
     dqn.train(run.args, run, buffer, losses_of)
@@ -311,7 +286,7 @@ def test_the_bandit_is_learned_as_two_payoffs():
     """Where its mean, 5, never happens. As in the fixed point above, but for the noise."""
     settings = dict(env_id="TwoPayoffs-v0", total_timesteps=6_000, n_atoms=8, hidden_sizes=(16, 16))
     settings |= dict(learning_starts=1_000, train_frequency=8, gradient_steps=2, end_e=1.0)
-    run = trained(**settings)
+    run = train(dqn_quantile, **settings)
     with torch.no_grad():
         payoffs, certain = run.agent.logits(torch.zeros(1, 1))[0]
     expected = two_payoffs([(2 * i - 1) / 16 for i in range(1, 9)])
@@ -320,36 +295,6 @@ def test_the_bandit_is_learned_as_two_payoffs():
     assert payoffs.mean().item() == pytest.approx(5, abs=0.3) and run.evaluate().mean() > 4
 
 
-def test_the_script_evaluates_what_it_trained(script, tmp_path):
-    trained = script("dqn_quantile", "--total-timesteps", 1200, "--eval-episodes", 2)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("CartPole-v1", "dqn_quantile")
-    evaluated = script("dqn_quantile", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
-    tags = {tag for tag, _ in scalars(folder) if tag.startswith("losses/")}
-    assert tags == {"losses/td_loss", "losses/q_values", "losses/q_spread"}
-
-
-@pytest.mark.parametrize("flags", ["--kappa 0", "--kappa inf", "--n-atoms 0"])
-def test_a_wrong_number_is_refused_in_a_line(script, flags):
-    result = script("dqn_quantile", *flags.split(), ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1
-    assert flags.split()[0].strip("-").replace("-", "_") in result.err
-
-
-@pytest.mark.parametrize("flags", ["--v-min 0", "--v-max 9", "--loss mse"])
-def test_flags_of_a_support_are_not_offered(script, flags):
-    result = script("dqn_quantile", *flags.split(), ok=False)
-    assert result.status == 2 and flags.split()[0] in result.err
-    assert flags.split()[0] not in script("dqn_quantile", "--help").out.split()
-
-
-def test_continuous_actions_are_refused(script):
-    result = script("dqn_quantile", "--env-id", "Pendulum-v1", ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1 and "Discrete" in result.err
-
-
 @pytest.mark.slow
 def test_it_learns_cartpole():
-    assert trained(seed=11, eval_episodes=20).evaluate().mean() > 400
+    assert train(dqn_quantile, seed=11, eval_episodes=20).evaluate().mean() > 400

@@ -9,7 +9,7 @@ import ppo
 import ppo_imitation
 import pytest
 import torch
-from conftest import env_seeds, hand_stepped, only_run, stopped
+from conftest import env_seeds, hand_stepped, only_run
 from environments import Clock
 from gymnasium.spaces import Box, Discrete
 
@@ -226,43 +226,6 @@ def test_without_weight_it_is_ppo(script):
     write("expert.npz")
     flags = "--demonstrations", "expert.npz"
     assert script("ppo_imitation", *SMALL, *flags, "--runs-dir", "other").hash != plain.hash
-
-
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
-    write("expert.npz")
-    flags = [*SMALL, "--demonstrations=expert.npz", "--imitation-steps=1536"]
-    complete = script("ppo_imitation", *flags)
-    evaluated = script("ppo_imitation", "--evaluate", only_run(tmp_path))
-    assert evaluated.line("evaluation") == complete.line("evaluation")
-
-    args = ppo.parse_args("ppo_imitation", ppo_imitation.Args, [*flags, "--runs-dir=stopped"])
-    run = ppo.Run("ppo_imitation", args, ppo_imitation.make_agent, ppo.evaluation_policy)
-    stopped(run, ppo_imitation.train, after=600)
-    assert script("ppo_imitation", "--resume", run.folder).hash == complete.hash
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        ("", "needs demonstrations"),
-        ("--demonstrations absent.npz", "No such file"),
-        ("--demonstrations short.npz", "actions"),
-        ("--demonstrations wide.npz", "needs ((11, 4), (11,))"),
-        ("--demonstrations empty.npz", "needs ((0, 4), (0,))"),
-        ("--demonstrations other.npz", "not in Discrete(2)"),
-        ("--demonstrations text.npz", "text.npz"),
-        ("--imitation-coef 0 --save-episodes new.npz", "goes with evaluate"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_line_and_leaves_nothing(script, tmp_path, flags, words):
-    np.savez("short.npz", observations=np.zeros((11, 4)))
-    write("wide.npz", obs_dim=5)
-    write("empty.npz", n=0)
-    write("other.npz", num_actions=3)
-    (tmp_path / "text.npz").write_text("observations,actions")
-    failed = script("ppo_imitation", *flags.split(), ok=False)
-    assert failed.status == 2 and words in failed.err and failed.err.count("\n") == 1
-    assert not list(tmp_path.glob("runs*"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import ppo
 import ppo_lstm
 import pytest
 import torch
-from conftest import only_run, stopped
 from gymnasium.spaces import Box, Discrete
 
 T, B, F, H = 13, 5, 3, 7  # steps, environments, length of observations and of the LSTM
@@ -205,23 +204,6 @@ def test_states_in_training_are_those_of_the_unrolled_rollout(env_id, monkeypatc
     assert not any(last.any(axis=1).sum() < 2 for _, last, *_ in rollouts)
 
 
-SETTINGS = "--env-id tasks:Recall-v0 --total-timesteps 2048 --checkpoint-frequency 512".split()
-SETTINGS += "--eval-episodes 3 --num-minibatches 2 --norm-obs --norm-reward".split()
-
-
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
-    trained = script("ppo_lstm", *SETTINGS)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("tasks-Recall-v0", "ppo_lstm")
-    evaluated = script("ppo_lstm", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-
-    args = ppo.parse_args("ppo_lstm", ppo_lstm.Args, [*SETTINGS, "--runs-dir", "stopped"])
-    run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
-    stopped(run, ppo_lstm.train, after=1100)
-    assert script("ppo_lstm", "--resume", run.folder).hash == trained.hash
-
-
 def test_the_policy_of_an_evaluation_remembers_from_step_to_step():
     args, agent = make_agent(Discrete(4))
     obs = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
@@ -234,19 +216,6 @@ def test_the_policy_of_an_evaluation_remembers_from_step_to_step():
     assert len(np.unique(expected)) > 1
     forgetful = [ppo_lstm.evaluation_policy(agent, None, args)(x) for x in obs]
     assert (np.array(forgetful) != expected).any()
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--num-envs", 4, "--num-minibatches", 8], "num_minibatches=8 must divide num_envs=4"),
-        (["--lstm-size", 0], "lstm_size=0 must lie between 1 and inf"),
-        (["--env-id", "CarRacing-v3"], "ppo_lstm takes vectors, not images"),
-    ],
-)
-def test_what_it_cannot_take_is_said_in_a_line(script, flags, words):
-    result = script("ppo_lstm", *flags, ok=False)
-    assert result.status == 2 and words in result.err and len(result.err.splitlines()) == 1
 
 
 @pytest.mark.slow

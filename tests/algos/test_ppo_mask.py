@@ -14,7 +14,7 @@ import ppo_mask
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, hash_of_parameters, only_run, stopped, train
+from conftest import hash_of_parameters, new_run, train
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 N, K, M, BATCH = 5, 3, 7, 11  # actions, numbers of an embedding, of the rest, rows
@@ -136,20 +136,9 @@ gym.register("AllValid-v0", AllValid)
 gym.register("Identity-v0", AllValid, kwargs={"embedded": True})
 
 
-def new_run(**settings):
-    args = ppo_mask.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return ppo.Run("ppo_mask", args, ppo_mask.make_agent, ppo.evaluation_policy)
-
-
-def masked_train(**settings):
-    run = new_run(**settings)
-    ppo.train(run.args, run)
-    return run
-
-
 def random_agent(env_id, **settings):
     """With weights that are not small, biases included."""
-    agent = new_run(env_id=env_id, **settings).agent
+    agent = new_run(ppo_mask, env_id=env_id, **settings).agent
     for p in agent.parameters():
         torch.nn.init.normal_(p, std=0.5)
     return agent
@@ -193,7 +182,7 @@ def test_the_parts_are_where_make_env_puts_them():
 @pytest.mark.parametrize("env_id", [*WRONG, "CartPole-v1"])
 def test_other_observations_are_refused(env_id, capsys):
     with pytest.raises(SystemExit) as stop:
-        new_run(env_id=env_id)
+        new_run(ppo_mask, env_id=env_id)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and env_id in error
 
@@ -201,14 +190,8 @@ def test_other_observations_are_refused(env_id, capsys):
 def test_arguments_of_the_environment_reach_it():
     """CartPole's two actions, with and without a row of two numbers for each."""
     for env_kwargs, k in (('{"embedded": true}', 2), ("{}", 0)):
-        agent = new_run(env_id="AllValid-v0", env_kwargs=env_kwargs).agent
+        agent = new_run(ppo_mask, env_id="AllValid-v0", env_kwargs=env_kwargs).agent
         assert (agent.n, agent.k) == (2, k) and agent.actor[0].in_features == 4
-
-
-def test_continuous_actions_are_refused(capsys):
-    with pytest.raises(SystemExit) as stop:
-        new_run(env_id="Pendulum-v1")
-    assert stop.value.code == 2 and "Discrete" in capsys.readouterr().err
 
 
 def test_the_entropy_counts_valid_actions_only():
@@ -305,44 +288,28 @@ def test_a_mask_without_a_valid_action_ends_the_run_with_a_line(name, parent, mo
 
 def test_a_last_observation_may_have_no_valid_action_and_no_numbers():
     """Returns of 3 rewards; the loss of a run is finite, or `Run` would end it."""
-    run = masked_train(env_id="Ends-v0", total_timesteps=2048, learning_rate=0.01)
+    run = train(ppo_mask, env_id="Ends-v0", total_timesteps=2048, learning_rate=0.01)
     assert all(torch.isfinite(p).all() for p in run.agent.parameters())
     assert run.evaluate().tolist() == [3, 3, 3]
-
-
-SHORT = dict(total_timesteps=2048, checkpoint_frequency=512)
 
 
 @pytest.mark.parametrize("env_id", ["AllValid-v0", "Identity-v0"])
 def test_where_all_actions_are_valid_it_is_ppo(env_id):
     settings = dict(total_timesteps=1024, checkpoint_frequency=512, ent_coef=0.01)
-    plain, masked = train(ppo, **settings), masked_train(env_id=env_id, **settings)
+    plain, masked = train(ppo, **settings), train(ppo_mask, env_id=env_id, **settings)
     assert masked.hash() == plain.hash()
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
     # the moments, here of the whole observation, are other arrays; the weights are the same
     plain = train(ppo, **settings, norm_obs=True)
-    masked = masked_train(env_id=env_id, **settings, norm_obs=True)
+    masked = train(ppo_mask, env_id=env_id, **settings, norm_obs=True)
     assert hash_of_parameters(masked.agent) == hash_of_parameters(plain.agent)
 
 
-def test_a_run_takes_valid_actions_learns_and_goes_on_where_it_was_stopped():
-    settings = dict(env_id="Strict-v0", ent_coef=0.01, **SHORT)
-    whole = masked_train(**settings)
+def test_a_run_takes_valid_actions_and_learns():
+    settings = dict(env_id="Strict-v0", ent_coef=0.01, total_timesteps=2048)
+    whole = train(ppo_mask, **settings)
     assert whole.evaluate().mean() > 30  # 100/15 by chance; ppo, which sees the mask, has 2
     assert train(ppo, **{**settings, "env_id": "tasks:InvalidActions-v0"}).evaluate().mean() < 15
-
-    run = stopped(new_run(**settings), ppo.train, after=1000)
-    resumed = masked_train(**settings, resume=str(run.folder))
-    assert resumed.hash() == whole.hash()
-
-
-def test_the_script_evaluates_what_it_trained(script, tmp_path):
-    trained = script("ppo_mask", "--total-timesteps", 1024, "--eval-episodes", 2)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("tasks-InvalidActions-v0", "ppo_mask")
-    evaluated = script("ppo_mask", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
 
 
 def test_invalid_actions_is_the_task_it_says():
@@ -387,5 +354,5 @@ def test_shuffled_cartpole_pushes_as_the_slot_says():
 
 @pytest.mark.slow
 def test_embeddings_balance_a_pole_whose_actions_change_places():
-    run = masked_train(env_id="tasks:ShuffledCartPole-v0", total_timesteps=51_200)
+    run = train(ppo_mask, env_id="tasks:ShuffledCartPole-v0", total_timesteps=51_200)
     assert run.evaluate().mean() > 400

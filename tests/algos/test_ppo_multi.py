@@ -13,7 +13,7 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, env_seeds, hash_of_parameters, only_run, scalars, stopped
+from conftest import NUMBERS, env_seeds, hash_of_parameters, scalars
 from conftest import train as train_ppo
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -563,26 +563,6 @@ def test_curves_show_each_agent_and_each_policy():
     assert {f"losses/entropy/{p}" for p in range(3)} <= {tag for tag, _ in points}
 
 
-SETTINGS = "--env-id tasks:MultiCartPole --num-agents 2 --num-policies 1 --num-envs 6".split()
-SETTINGS += "--num-steps 32 --total-timesteps 1920 --checkpoint-frequency 576".split()
-SETTINGS += "--eval-episodes 4 --num-minibatches 2 --norm-obs --norm-reward".split()
-
-
-@pytest.mark.parametrize("flags", [[], ["--num-policies", 2]], ids=["shared", "own"])
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path, flags):
-    trained = script("ppo_multi", *SETTINGS, *flags)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("tasks-MultiCartPole", "ppo_multi")
-    evaluated = script("ppo_multi", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-
-    argv = [*SETTINGS, *map(str, flags), "--runs-dir", "stopped"]
-    args = ppo.parse_args("ppo_multi", ppo_multi.Args, argv)
-    functions = ppo_multi.make_agent, ppo.evaluation_policy, ppo_multi.make_envs
-    run = stopped(ppo.Run("ppo_multi", args, *functions), ppo_multi.train, after=1200)
-    assert script("ppo_multi", "--resume", run.folder).hash == trained.hash
-
-
 def test_env_kwargs_reach_the_constructor():
     run = new_run(f"{HERE}:Many", env_kwargs='{"env_id": "Walk-v0"}', num_agents=4)
     assert run.envs.agents == [f"agent_{i}" for i in range(4)] and run.obs_space.shape == (2,)
@@ -666,14 +646,6 @@ def test_a_missing_package_is_named(package, pin, monkeypatch, capsys):
         new_run(f"{package}.anything_v1")
     assert raised.value.code == 2
     assert capsys.readouterr().err.endswith(f"; pip install {package}=={pin}\n")
-
-
-def test_arguments_out_of_range_write_nothing(script, tmp_path):
-    result = script("ppo_multi", "--num-policies", 0, ok=False)
-    assert result.status == 2 and "num_policies=0 must lie between 1 and inf" in result.err
-    result = script("ppo_multi", "--async-envs", ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
 
 
 # ---- PettingZoo's

@@ -1,7 +1,6 @@
 """Actions of several discrete components: joint distributions enumerated, spaces, exact resume."""
 
 import itertools
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +9,7 @@ import ppo_multidiscrete
 import pytest
 import tasks  # noqa: F401, registers Match-v0
 import torch
-from conftest import NUMBERS, new_run, stopped, train
+from conftest import new_run, train
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
@@ -74,19 +73,6 @@ class Other(Told):
 
 for env in (Told, ToldTuple, ToldTupleFrom, ToldFrom, ToldMatrix, OneComponent, Other):
     gym.register(f"{env.__name__}-v0", env)
-
-
-def multi_run(**settings):
-    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("multi").resolve())}
-    args = ppo_multidiscrete.Args(**own | settings)
-    make_agent = ppo_multidiscrete.make_agent
-    return ppo.Run("ppo_multidiscrete", args, make_agent, ppo.evaluation_policy)
-
-
-def trained(**settings):
-    run = multi_run(**settings)
-    ppo.train(run.args, run)
-    return run
 
 
 def random_agent(space=OBS, **settings):
@@ -214,7 +200,7 @@ def test_without_weights_on_earlier_components_it_is_the_independent_one():
 def test_one_component_is_ppo():
     settings = dict(total_timesteps=1024, ent_coef=0.01, eval_episodes=2)
     plain = train(ppo, env_id="CartPole-v1", **settings)
-    run = trained(env_id="OneComponent-v0", **settings)
+    run = train(ppo_multidiscrete, env_id="OneComponent-v0", **settings)
     assert run.hash() == plain.hash()
     assert run.hash() != new_run(ppo, **settings).hash()
     np.testing.assert_array_equal(run.evaluate(), plain.evaluate())
@@ -226,10 +212,10 @@ SPACES = ["Told", "ToldTuple", "ToldTupleFrom", "ToldFrom", "ToldMatrix"]
 @pytest.mark.parametrize("autoregressive", [False, True])
 def test_all_spaces_of_the_same_components_are_one_and_learn(autoregressive):
     settings = dict(total_timesteps=4096, autoregressive=autoregressive, eval_episodes=7)
-    run = trained(**settings, env_id="ToldTupleFrom-v0")
+    run = train(ppo_multidiscrete, **settings, env_id="ToldTupleFrom-v0")
     np.testing.assert_array_equal(run.evaluate(), np.ones(7))
     settings |= dict(total_timesteps=512)
-    hashes = {trained(**settings, env_id=f"{name}-v0").hash() for name in SPACES}
+    hashes = {train(ppo_multidiscrete, **settings, env_id=f"{name}-v0").hash() for name in SPACES}
     assert len(hashes) == 1
 
 
@@ -244,8 +230,8 @@ REFUSED = {
 def test_other_spaces_are_refused_with_a_line(space, words, monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(gym.registry["Other-v0"].kwargs, "space", space)
     with pytest.raises(SystemExit) as end:
-        multi_run(env_id="Other-v0")
-    assert end.value.code == 2 and not (tmp_path / "multi").exists()
+        new_run(ppo_multidiscrete, env_id="Other-v0")
+    assert end.value.code == 2 and not (tmp_path / "runs").exists()
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
 
@@ -263,30 +249,12 @@ def test_a_distribution_of_ones_own_is_what_acts_and_learns(autoregressive, monk
     np.testing.assert_allclose(first, expected / expected.sum(axis=1, keepdims=True), rtol=1e-4)
 
 
-def test_bf16_without_images_is_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        multi_run(env_id="Told-v0", bf16=True)
-    assert end.value.code == 2 and "bf16 is for images" in capsys.readouterr().err
-
-
-def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
-    settings = dict(total_timesteps=2048, checkpoint_frequency=512, autoregressive=True)
-    whole = trained(**settings, exp_name="whole")
-    whole.finish()
-
-    run = stopped(multi_run(**settings, exp_name="stopped"), ppo.train, after=1000)
-    resumed = script("ppo_multidiscrete", "--resume", run.folder)
-    assert resumed.hash == whole.hash()
-    evaluated = script("ppo_multidiscrete", "--evaluate", run.folder)
-    assert evaluated.line("evaluation") == resumed.line("evaluation")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("autoregressive, expected", [(False, 0.25), (True, 0.802)])
 def test_only_one_after_the_other_can_be_random_and_match(autoregressive, expected):
     """With entropy weighted by 0.4: e^2.5 / (e^2.5 + 3) of all episodes, or a quarter of them."""
     # a clip that falls to 0 would hold back the reward's pull and not that of the entropy: 0.755
     settings = dict(total_timesteps=20_480, ent_coef=0.4, norm_adv=False, anneal_clip=False)
-    run = trained(**settings, autoregressive=autoregressive)
+    run = train(ppo_multidiscrete, **settings, autoregressive=autoregressive)
     probs, _ = joint(run.agent, np.zeros((1, 1), np.float32))
     assert np.trace(probs.reshape(4, 4)) == pytest.approx(expected, abs=0.03)

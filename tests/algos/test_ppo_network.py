@@ -1,7 +1,5 @@
 """Networks of one's own: shapes, the way to Keras, what is shared, and batch normalisation."""
 
-from pathlib import Path
-
 import environments
 import gymnasium as gym
 import numpy as np
@@ -10,7 +8,7 @@ import ppo_network
 import pytest
 import test_weights
 import torch
-from conftest import NUMBERS, new_run, stopped, train
+from conftest import new_run, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -42,18 +40,6 @@ def observations(space):
     if space is IMAGES:
         return rng.integers(256, size=(BATCH, *space.shape), dtype=np.uint8)
     return rng.uniform(-1, 1, (BATCH, 7)).astype(np.float32)
-
-
-def run_of(**settings):
-    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("networks").resolve())}
-    args = ppo_network.Args(**own | settings)
-    return ppo.Run("ppo_network", args, ppo_network.make_agent, ppo.evaluation_policy)
-
-
-def trained(**settings):
-    run = run_of(**settings)
-    ppo_network.train(run.args, run)
-    return run
 
 
 def statistics(agent):
@@ -125,7 +111,7 @@ def test_policy_and_value_share_a_trunk_or_nothing(space, share_trunk):
 def test_separate_networks_of_vectors_are_ppo():
     settings = dict(total_timesteps=1024, norm_obs=True)
     plain = train(ppo, **settings).hash()
-    assert trained(**settings, share_trunk=False).hash() == plain
+    assert train(ppo_network, **settings, share_trunk=False).hash() == plain
     assert new_run(ppo, **settings).hash() != plain
 
 
@@ -219,7 +205,7 @@ def test_statistics_move_once_a_rollout_and_ratios_begin_with_that_change(env_id
         return loss, terms, log_ratio
 
     settings = dict(env_id=env_id, num_envs=2, num_steps=8, update_epochs=2, torch_threads=1)
-    run = run_of(**settings, total_timesteps=80, batch_norm=True, learning_rate=0.01)
+    run = new_run(ppo_network, **settings, total_timesteps=80, batch_norm=True, learning_rate=0.01)
     ppo.train(run.args, run, make_batch=watched_batch, loss_of=watched_loss)
     counts = [layer.num_batches_tracked.item() for layer in norms(run.agent)]
     assert counts == [5] * (2 if env_id == "CartPole-v1" else 3) and first == [None] * 5
@@ -229,7 +215,7 @@ def test_statistics_move_once_a_rollout_and_ratios_begin_with_that_change(env_id
 
 
 def test_a_rollout_of_one_step_renews_nothing():
-    run = trained(num_envs=1, num_steps=8, total_timesteps=9, batch_norm=True)
+    run = train(ppo_network, num_envs=1, num_steps=8, total_timesteps=9, batch_norm=True)
     assert [layer.num_batches_tracked.item() for layer in norms(run.agent)] == [1, 1]
 
 
@@ -239,22 +225,3 @@ def test_dropout_of_ones_own_drops_in_the_loss_alone():
     for mode in (True, False):
         agent.train(mode)
         assert agent.trunk[-1].training == mode and not any(n.training for n in norms(agent))
-
-
-def test_a_stopped_run_goes_on_exactly_and_is_evaluated(script):
-    settings = dict(total_timesteps=2048, checkpoint_frequency=512, batch_norm=True)
-    whole = trained(**settings, exp_name="whole")
-    run = stopped(run_of(**settings, exp_name="stopped"), ppo_network.train, after=1000)
-    resumed = script("ppo_network", "--resume", run.folder)
-    assert resumed.hash == whole.hash()
-    evaluated = script("ppo_network", "--evaluate", run.folder)
-    assert evaluated.line("evaluation") == resumed.line("evaluation")
-    with np.load(run.folder / "weights.npz") as arrays:
-        assert arrays["trunk.1.running_mean"].any()
-
-
-def test_what_it_cannot_do_is_refused_with_a_line(script):
-    refused = script("ppo_network", "--env-id", "environments:Colour-v0", ok=False)
-    assert refused.status == 2 and "84 x 84" in refused.err and refused.err.count("\n") == 1
-    refused = script("ppo_network", "--bf16", "--no-share-trunk", ok=False)
-    assert refused.status == 2 and "share" in refused.err and refused.err.count("\n") == 1

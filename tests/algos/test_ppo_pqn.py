@@ -9,23 +9,12 @@ import ppo
 import ppo_pqn
 import pytest
 import torch
-from conftest import NUMBERS, only_run, scalars, stopped
+from conftest import new_run, scalars, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 STEPS, ENVS, ACTIONS = 7, 3, 5
 gym.register("PixelsForPqn-v0", environments.Picture, kwargs={"shape": (37, 41, 3)})
-
-
-def new_run(**settings):
-    args = ppo_pqn.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 3} | settings)
-    return ppo.Run("ppo_pqn", args, ppo_pqn.make_agent, ppo_pqn.evaluation_policy)
-
-
-def trained(**settings):
-    run = new_run(**settings)
-    ppo_pqn.train(run.args, run)
-    return run
 
 
 class Table(ppo_pqn.Agent):
@@ -168,7 +157,7 @@ SHORT = dict(total_timesteps=1024, num_envs=4, num_steps=16, checkpoint_frequenc
 
 def test_epsilon_falls_from_step_to_step():
     epsilons = []
-    run = new_run(**SHORT, start_e=0.9, end_e=0.1, exploration_fraction=0.25)
+    run = new_run(ppo_pqn, **SHORT, start_e=0.9, end_e=0.1, exploration_fraction=0.25)
     step = run.step
 
     def spy(actions):
@@ -241,83 +230,37 @@ def test_under_a_time_limit_q_of_every_action_is_right():
     limit taken for the end of the task would leave less.
     """
     settings = dict(env_id="environments:Blind-v0", total_timesteps=8192, gamma=0.5)
-    run = trained(**settings, learning_rate=0.01, hidden_size=16)
+    run = train(ppo_pqn, **settings, learning_rate=0.01, hidden_size=16)
     with torch.no_grad():
         q_values = run.agent(torch.ones(1, 1))
     assert q_values.tolist() == [pytest.approx([2, 2], abs=0.02)]
 
 
 def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):
-    seen, train = [], ppo.train
+    seen, original = [], ppo.train
 
     def spy(args, run, optimizer, collect, **parts):
         seen.append((optimizer, collect, parts))
-        return train(args, run, optimizer, collect, **parts)
+        return original(args, run, optimizer, collect, **parts)
 
     monkeypatch.setattr(ppo, "train", spy)
-    trained(**SHORT, learning_rate=0.01)
+    train(ppo_pqn, **SHORT, learning_rate=0.01)
     ((optimizer, collect, parts),) = seen
     assert type(optimizer) is torch.optim.RAdam and optimizer.param_groups[0]["lr"] < 0.001
     assert collect is ppo_pqn.collect and parts == {"loss_of": ppo_pqn.pqn_loss}
 
 
-SWITCHES = {
-    "plain": {},
-    "normalised": dict(norm_obs=True, norm_reward=True, layer_norm=False, num_minibatches=3),
-    "images": dict(env_id="PixelsForPqn-v0", total_timesteps=192, checkpoint_frequency=64,
-                   update_epochs=1, torch_threads=1),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_run_goes_on_where_it_was_stopped(name):
-    settings = SHORT | dict(num_steps=15, total_timesteps=1020) | SWITCHES[name]
-    settings |= dict(num_steps=16) if name != "normalised" else {}
-    whole = trained(**settings)
-    run = stopped(new_run(**settings), ppo_pqn.train, after=3 * settings["total_timesteps"] // 5)
-    resumed = trained(**settings, resume=str(run.folder))
-    assert resumed.hash() == whole.hash() != new_run(**settings).hash()
-
-
-def test_the_script_evaluates_what_it_trained_and_its_curves(script, tmp_path):
-    trained = script("ppo_pqn", "--total-timesteps", 2048, "--eval-episodes", 2)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("CartPole-v1", "ppo_pqn")
-    evaluated = script("ppo_pqn", "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
-    tags = {tag for tag, _ in scalars(folder) if not tag.startswith(("eval/", "charts/episodic"))}
-    expected = "losses/td_loss losses/q_values losses/values losses/explained_variance "
-    expected += "losses/approx_kl losses/clipfrac "
-    assert tags == {*(expected + "charts/epsilon charts/learning_rate").split()}
-    points = scalars(folder)
-    of_ratios = [points[tag, step] for tag, step in points if tag in expected.split()[-2:]]
-    assert of_ratios and all(values == [0] for values in of_ratios)
-
-
-def test_continuous_actions_are_refused(script):
-    result = script("ppo_pqn", "--env-id", "Pendulum-v1", ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1 and "Discrete" in result.err
-
-
-@pytest.mark.parametrize("flag", ["--start-e", "--end-e", "--exploration-fraction"])
-def test_a_share_lies_between_0_and_1(script, flag):
-    result = script("ppo_pqn", flag, 1.5, ok=False)
-    assert result.status == 2 and len(result.err.splitlines()) == 1
-    assert flag.strip("-").replace("-", "_") in result.err
-
-
-def test_flags_of_a_policy_are_not_offered(script):
-    flags = "--clip-coef --ent-coef --vf-coef --target-kl --log-std-init".split()
-    shown = script("ppo_pqn", "--help").out
-    for flag in flags:
-        result = script("ppo_pqn", flag, 0.1, ok=False)
-        assert result.status == 2 and flag in result.err and flag not in shown
-    for flag in ("--norm-adv", "--anneal-clip", "--clip-vloss"):
-        assert script("ppo_pqn", flag, ok=False).status == 2 and flag not in shown
-    assert "--layer-norm" in shown
+def test_its_curves():
+    run = train(ppo_pqn, total_timesteps=512, log_frequency=128)
+    run.writer.flush()
+    points = scalars(run.folder)
+    tags = {tag for tag, _ in points if not tag.startswith("charts/episodic")}
+    of_ratios = {"losses/approx_kl", "losses/clipfrac"}
+    others = "losses/td_loss losses/q_values losses/values losses/explained_variance "
+    assert tags == of_ratios | {*(others + "charts/epsilon charts/learning_rate").split()}
+    assert all(values == [0] for (tag, _), values in points.items() if tag in of_ratios)
 
 
 @pytest.mark.slow
 def test_it_learns_cartpole():
-    assert trained(eval_episodes=20).evaluate().mean() > 450
+    assert train(ppo_pqn, eval_episodes=20).evaluate().mean() > 450

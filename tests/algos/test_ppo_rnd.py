@@ -6,7 +6,7 @@ import ppo
 import ppo_rnd
 import pytest
 import torch
-from conftest import hash_of_parameters, only_run, scalars, stopped
+from conftest import hash_of_parameters
 from gymnasium.spaces import Box, Discrete
 
 T, B, F = 7, 3, 5  # steps, environments, length of observations
@@ -211,27 +211,6 @@ def test_without_bonuses_it_is_ppo(monkeypatch):
     for name, expected in plain.arrays().items():
         np.testing.assert_array_equal(arrays[name], expected)
     assert run.hash() == plain.hash()
-
-
-def test_a_run_resumes_exactly_and_is_evaluated_alike(script, tmp_path):
-    flags = [f"--{name}={value}" for name, value in SMALL.items()]
-    complete = script("ppo_rnd", *flags)
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("tasks-FarGoal-v0", "ppo_rnd")
-    tags = {tag for tag, _ in scalars(folder)}
-    assert tags >= {"charts/bonus", "losses/prediction_error", "losses/bonus_value_loss"}
-    evaluated = script("ppo_rnd", "--evaluate", folder)
-    assert evaluated.line("evaluation") == complete.line("evaluation")
-
-    args = ppo.parse_args("ppo_rnd", ppo_rnd.Args, [*flags, "--runs-dir=stopped"])
-    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
-    stopped(run, ppo_rnd.train, after=600)
-    assert script("ppo_rnd", "--resume", run.folder).hash == complete.hash
-
-
-def test_images_are_refused(script):
-    failed = script("ppo_rnd", "--env-id", "environments:Colour-v0", ok=False)
-    assert failed.status == 2 and "vectors" in failed.err
 
 
 def test_the_chance_of_a_random_walk_to_arrive():

@@ -1,21 +1,13 @@
-"""What people do with these scripts: build variants on them, and change copies of them.
+"""Variants as runs: one that a reader might write, and what all those of algos/ promise."""
 
-Whatever they write must be what happens: in acting and in learning, in training and evaluation.
-"""
-
-import importlib.util
-import itertools
-import shutil
-import sys
+import importlib
+from pathlib import Path
 
 import numpy as np
 import ppo
 import pytest
-import torch
-from conftest import ROOT, hash_of_parameters, new_run, only_run, scalars, train
-from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
-from gymnasium.spaces import Box, Discrete
-from test_runs import TINY
+from conftest import only_run, parse, scalars, stopped, train_function
+from load import parts_of
 
 VARIANT = '''"""PPO whose values are kept small.
 
@@ -46,54 +38,37 @@ if __name__ == "__main__":
 '''
 
 
-def load(path):
-    """A file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_variant_brings_its_arguments_and_its_loss_and_uses_the_rest(
-    script, tmp_path, monkeypatch
+    command, tmp_path, monkeypatch
 ):
     (tmp_path / "decayed.py").write_text(VARIANT)
-    shutil.copy(ROOT / "algos" / "ppo.py", tmp_path)
-    flags = "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 2".split()
-    plain = script("ppo", *flags, "--runs-dir", "plain")
+    flags = "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 2"
+    plain = command("ppo", flags, "--runs-dir", "plain")
     variant = tmp_path / "decayed"  # an absolute path
-    assert script(variant, *flags, "--value-decay", 0, "--runs-dir", "same").hash == plain.hash
-    trained = script(variant, *flags)
+    same = command(variant, flags, "--value-decay", 0, "--runs-dir", "same")
+    assert same.hash == plain.hash
+    trained = command(variant, flags)
     assert trained.hash != plain.hash
     folder = only_run(tmp_path)
     assert folder.parts[-3:-1] == ("CartPole-v1", "decayed")
     assert {tag for tag, _ in scalars(folder)} >= {"losses/square", "losses/entropy"}
 
-    evaluated = script(variant, "--evaluate", folder)
+    evaluated = command(variant, "--evaluate", folder)
     assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert script("ppo", "--evaluate", folder, ok=False).status == 2
-    assert "Weight of the mean squared value." in script(variant, "--help").out
-    assert "PPO whose values are kept small." in script(variant, "--help").out
+    assert command("ppo", "--evaluate", folder, ok=False).status == 2
+    shown = command(variant, "--help").out
+    assert "Weight of the mean squared value." in shown
+    assert "PPO whose values are kept small." in shown
 
-    config = "[decayed]\nvalue_decay = 0.5\ntotal_timesteps = 2048\ncheckpoint_frequency = 512\n"
-    (tmp_path / "own.toml").write_text(config)
-    assert script(variant, "--config", "own.toml", "--runs-dir", "config").hash == trained.hash
-
-    module, end_iteration = load(tmp_path / "decayed.py"), ppo.Run.end_iteration
-    settings = dict(total_timesteps=2048, checkpoint_frequency=512, runs_dir="stopped")
-    args = module.Args(**settings, eval_episodes=2)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("decayed")
+    (tmp_path / "own.toml").write_text("[decayed]\nvalue_decay = 0.25\nnum_envs = 2\n")
+    args = ppo.parse_args("decayed", module.Args, ["--config", "own.toml"])
+    assert (args.value_decay, args.num_envs) == (0.25, 2)
+    args = ppo.parse_args("decayed", module.Args, [*flags.split(), "--runs-dir", "stopped"])
     run = ppo.Run("decayed", args, ppo.make_agent, ppo.evaluation_policy)
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step > 1000:
-            raise KeyboardInterrupt
-        return step
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", stop)
-    with pytest.raises(KeyboardInterrupt):
-        module.train(args, run)
-    assert script(variant, "--resume", run.folder).hash == trained.hash
+    stopped(run, module.train, after=1000)
+    assert command(variant, "--resume", run.folder).hash == trained.hash
 
 
 def test_the_policy_of_an_evaluation_may_have_a_memory():
@@ -118,236 +93,150 @@ def test_the_policy_of_an_evaluation_may_have_a_memory():
     np.testing.assert_array_equal(*returns)
 
 
-@pytest.fixture
-def edited(tmp_path):
-    """edited("ppo", old, new) is a copy of ppo.py, as a module, with `new` in place of `old`."""
-    numbers = itertools.count()
+QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
+QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
+ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 256 --eval-episodes 3 "
+CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
+CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
+WORLDS = (
+    "--env-id tasks:MultiCartPole --num-agents 2 --num-envs 6 --num-steps 32 --num-minibatches "
+)
+WORLDS += "2 --total-timesteps 1920 --checkpoint-frequency 576 --eval-episodes 4 --norm-obs "
+RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
+    f"dqn_mask {QUICK} --double --dueling --num-envs 2",
+    f"dqn_prioritised {QUICK} --batch-size 101",
+    f"dqn_prioritised {QUICK} --loss mse --num-envs 2 --double",
+    f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
+    f"dqn_quantile {QUICK} --batch-size 101",
+    f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
+    f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
+    f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 768",
+    f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
+    f"ppo_mask {ON_POLICY} --ent-coef 0.01",
+    f"ppo_multi {WORLDS} --norm-reward --num-policies 1",
+    f"ppo_multi {WORLDS} --norm-reward --num-policies 2",
+    f"ppo_multidiscrete {ON_POLICY} --autoregressive",
+    f"ppo_network {ON_POLICY} --batch-norm",
+    f"ppo_pqn {ON_POLICY} --num-envs 4 --num-steps 16",
+    f"ppo_pqn {ON_POLICY} --norm-obs --norm-reward --no-layer-norm --num-steps 30 "
+    "--num-minibatches 3",
+    "ppo_pqn --env-id environments:Colour-v0 --num-envs 4 --num-steps 16 --total-timesteps 192 "
+    "--checkpoint-frequency 64 --update-epochs 1 --torch-threads 1 --eval-episodes 1",
+    f"ppo_rnd {ON_POLICY}",
+    f"td3_sac {CONTINUOUS}",
+    f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2",
+    f"td3_sac {CONTINUOUS} --alpha 0.1 --n-step 3 --num-envs 2",
+]
 
-    def edit(name, *edits):
-        source = (ROOT / "algos" / f"{name}.py").read_text()
-        for old, new in zip(edits[::2], edits[1::2], strict=True):
-            assert old in source, old
-            source = source.replace(old, new)
-        path = tmp_path / f"{name}_{next(numbers)}.py"
-        path.write_text(source)
-        return load(path)
-
-    return edit
-
-
-OBS, BATCH = Box(-1, 1, (3,), np.float32), 50
-ACTIONS = {"discrete": Discrete(4), "continuous": Box(-2, 2, (2,), np.float32)}
-EDITS = {  # what to replace, by what
-    "nothing": ("import", "import"),
-    "features": (
-        "return obs if self.obs_moments is None",
-        "return 2 * obs if not self.obs_moments",
-    ),
-    "policy": ("return self.actor(features)", "return -3 * self.actor(features)"),
-    "value": ("return self.critic(features)", "return 5 * self.critic(features)"),
+CURVES = {  # of a variant's own
+    "dqn_quantile": "losses/td_loss losses/q_values losses/q_spread",
+    "ppo_rnd": "charts/bonus losses/prediction_error losses/bonus_value_loss",
 }
 
 
-def random_agent(script, actions):
-    torch.manual_seed(0)
-    agent = script.Agent(script.RunArgs(), OBS, ACTIONS[actions])
-    for p in agent.parameters():  # none of them small, biases included
-        torch.nn.init.normal_(p, std=0.5)
-    return agent
+@pytest.mark.parametrize("line", RUNS, ids=lambda line: line.split()[0])
+def test_a_run_is_evaluated_and_resumed_as_it_was(command, line):
+    """By its command; stopped in this process."""
+    name, flags = line.split(maxsplit=1)
+    module, (parent, _, *parts) = importlib.import_module(name), parts_of(name)
+    obs, actions = np.random.default_rng(0).normal(size=(11, 4)), np.arange(11) % 2
+    np.savez("expert.npz", observations=obs, actions=actions)
+    whole = command(name, flags, "--runs-dir", "whole")
+    folder = Path(whole.line("run folder"))
+    evaluated = command(name, "--evaluate", folder)
+    assert evaluated.line("evaluation") == whole.line("evaluation")
+    assert evaluated.hash == whole.hash
+    assert {tag for tag, _ in scalars(folder)} >= {*CURVES.get(name, "").split()}
+
+    args = parse(module, flags.split())
+    assert folder.parts[1:3] == (args.env_id.replace(":", "-"), name)
+    run = parent.Run(name, args, *parts)
+    start = run.hash()
+    stopped(run, train_function(module), after=3 * args.total_timesteps // 5)
+    assert command(name, "--resume", run.folder).hash == whole.hash != start
 
 
-def observations():
-    return np.random.default_rng(0).uniform(-1, 1, (BATCH, 3)).astype(np.float32)
-
-
-def learned(agent, obs, actions):
-    """log pi(a) and V, as the loss asks for them."""
-    batch = {"obs": torch.as_tensor(obs), "actions": torch.as_tensor(actions)}
-    log_probs, _, values = agent.evaluate_actions(batch)
-    return log_probs.detach().numpy(), values.detach().numpy()
-
-
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
-@pytest.mark.parametrize("what", EDITS)
-def test_ppo_and_a2c_act_by_what_they_learn_once_their_policy_is_edited(edited, name, what):
-    script, obs = edited(name, *EDITS[what]), observations()
-    agent, plain = random_agent(script, "discrete"), random_agent(ppo, "discrete")
-    tables = []  # log pi of each action, (BATCH, 4)
-    for each in (agent, plain):
-        columns = [learned(each, obs, np.full(BATCH, a))[0] for a in range(4)]
-        tables.append(np.stack(columns, axis=1))
-    changes = what in ("features", "policy")
-    assert (np.abs(tables[0] - tables[1]).max() > 0.1) == changes
-    greedy = agent.act(obs, None, greedy=True)
-    np.testing.assert_array_equal(greedy, tables[0].argmax(axis=1))
-    assert (greedy != tables[1].argmax(axis=1)).any() == changes
-    noise = np.random.default_rng(1).gumbel(size=(BATCH, 4))
-    sampled = agent.act(obs, np.random.default_rng(1))
-    np.testing.assert_array_equal(sampled, (tables[0] + noise).argmax(axis=1))
-
-    agent, plain = random_agent(script, "continuous"), random_agent(ppo, "continuous")
-    actions = agent.act(obs, np.random.default_rng(1))
-    z = np.random.default_rng(1).standard_normal((BATCH, 2))
-    log_std = agent.log_std.detach().numpy()
-    expected = (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
-    np.testing.assert_allclose(learned(agent, obs, actions)[0], expected, rtol=1e-4, atol=1e-4)
-    assert np.allclose(learned(plain, obs, actions)[0], expected, 1e-3, 1e-3) != changes
-
-
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
-@pytest.mark.parametrize("what", EDITS)
-def test_the_bootstrap_of_ppo_and_a2c_follows_an_edited_value(edited, name, what):
-    script, rng, gamma = edited(name, *EDITS[what]), np.random.default_rng(2), 0.5
-    agent, plain = random_agent(script, "discrete"), random_agent(ppo, "discrete")
-    obs, rewards, ended = observations()[:4], rng.random(3).astype(np.float32), np.zeros(1, bool)
-    buffer = script.RolloutBuffer()
-    for t in range(3):
-        step = {"obs": obs[t : t + 1], "next_obs": obs[t + 1 : t + 2], "actions": np.zeros(1, int)}
-        step |= {"rewards": rewards[t : t + 1], "terminated": ended, "truncated": ended}
-        buffer.add(**step)
-    args = script.RunArgs(num_envs=1, gamma=gamma, gae_lambda=1.0)
-    make_batch = script.rollout_batch if name == "ppo" else script.make_batch
-    batch, _ = make_batch(agent, buffer, args, np.zeros(1))
-    with torch.no_grad():
-        x = torch.as_tensor(2 * obs if what == "features" else obs)
-        values = (5 if what == "value" else 1) * plain.critic(x).squeeze(1).numpy()
-    np.testing.assert_allclose(batch["values"].numpy(), values[:3], rtol=1e-4)
-    np.testing.assert_allclose(learned(agent, obs, np.zeros(4, int))[1], values, rtol=1e-4)
-    returns = [values[3]]  # of the last successor, which no loss sees
-    for reward in rewards[::-1]:
-        returns.append(reward + gamma * returns[-1])
-    np.testing.assert_allclose(batch["returns"].numpy(), returns[:0:-1], rtol=1e-4)
-
-
-DQN_EDITS = {  # Q' = -3 Q, said where logits are made or where they become Q
-    "nothing": (1, "import", "import"),
-    "logits": (-3, "return self.q_head(features)", "return -3 * self.q_head(features)"),
-    "q_values": (-3, "return logits.squeeze(2)", "return -3 * logits.squeeze(2)"),
+REFUSED = {  # what is wrong: words of the line that says so
+    "dqn_prioritised --priority-exponent 1.5": "priority_exponent",
+    "dqn_prioritised --importance-exponent 1.5": "importance_exponent",
+    "dqn_quantile --kappa 0": "kappa",
+    "dqn_quantile --kappa inf": "kappa",
+    "dqn_quantile --n-atoms 0": "n_atoms",
+    "dqn_quantile --env-id Pendulum-v1": "Discrete",
+    "dqn_apex --num-actors 0": "num_actors=0 must lie between 1 and inf",
+    "dqn_apex --fragment-steps 20": "fragment_steps",
+    "dqn_apex --total-timesteps 1000 --fragment-steps 48": "fragment_steps",
+    "dqn_apex --exploration-steps 500": "epsilon of an actor",
+    "dqn_apex --exploration-fraction 0.5": "epsilon of an actor",
+    "dqn_apex --fragment-steps 0": "fragment_steps=0 must lie between 1 and inf",
+    "dqn_apex --async-envs": "async_envs",
+    "dqn_apex --actor-timeout -1": "actor_timeout=-1.0 must lie between 0 and inf",
+    "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
+    "ppo_imitation": "needs demonstrations",
+    "ppo_imitation --demonstrations absent.npz": "No such file",
+    "ppo_imitation --demonstrations short.npz": "actions",
+    "ppo_imitation --demonstrations wide.npz": "needs ((11, 4), (11,))",
+    "ppo_imitation --demonstrations empty.npz": "needs ((0, 4), (0,))",
+    "ppo_imitation --demonstrations other.npz": "not in Discrete(2)",
+    "ppo_imitation --demonstrations text.npz": "text.npz",
+    "ppo_imitation --imitation-coef 0 --save-episodes new.npz": "goes with evaluate",
+    "ppo_lstm --num-envs 4 --num-minibatches 8": "num_minibatches=8 must divide num_envs=4",
+    "ppo_lstm --lstm-size 0": "lstm_size=0 must lie between 1 and inf",
+    "ppo_lstm --env-id environments:Colour-v0": "ppo_lstm takes vectors, not images",
+    "ppo_multi --num-policies 0": "num_policies=0 must lie between 1 and inf",
+    "ppo_multi --async-envs": "async_envs",
+    "ppo_multidiscrete --env-id environments:Several-v0 --bf16": "bf16 is for images",
+    "ppo_network --env-id environments:Colour-v0": "84 x 84",
+    "ppo_network --bf16 --no-share-trunk": "share",
+    "ppo_pqn --env-id Pendulum-v1": "Discrete",
+    "ppo_pqn --start-e 1.5": "start_e",
+    "ppo_pqn --end-e 1.5": "end_e",
+    "ppo_pqn --exploration-fraction 1.5": "exploration_fraction",
+    "ppo_rnd --env-id environments:Colour-v0": "vectors",
+    "ppo_seeds --num-seeds 0": "num_seeds=0 must lie between 1 and inf",
+    "ppo_seeds --vary hidden_size 8 16": "--vary takes one of learning_rate, gamma",
+    "ppo_seeds --vary gamma 0.9 high": "--vary gamma takes numbers",
+    "ppo_seeds --vary gamma 0.9 1.1": "gamma=1.1 must lie between 0 and 1",
+    "ppo_seeds --vary gamma": "max_grad_norm, then values, not gamma",
+    "ppo_seeds --vary": "max_grad_norm, then values, not nothing",
+    "ppo_seeds --vary gamma 1.1 0.9": "gamma=1.1 must lie between 0 and 1",
+    "ppo_seeds --vary learning_rate 1 nan": "learning_rate=nan must lie between 0 and inf",
+    "ppo_seeds --target-kl 0.01": "target_kl would end the epochs of all seeds",
+    "ppo_seeds --env-id environments:Colour-v0": "ppo_seeds takes vectors, not images",
+    "td3_sac --drop 1": "drop",
+    "td3_sac --quantiles 0": "quantiles",
+    "td3_sac --quantiles 5 --drop 5": "drop",
+    "td3_sac --alpha -1": "alpha",
+    "td3_sac --target-entropy nan": "target_entropy",
+    "td3_sac --env-id CartPole-v1": "Box",
+    "td3_sac --env-id environments:Colour-v0": "Box",
 }
 
 
-@pytest.mark.parametrize("what", DQN_EDITS)
-def test_dqn_acts_by_what_it_learns_once_its_network_is_edited(edited, what):
-    import dqn
-
-    factor, old, new = DQN_EDITS[what]
-    networks = []
-    for script in (edited("dqn", old, new), dqn):
-        torch.manual_seed(0)
-        networks.append((script, script.QNetwork(script.RunArgs(), OBS, 4)))
-    (script, network), (_, plain) = networks
-    obs = observations()
-    with torch.no_grad():
-        q = factor * plain(torch.as_tensor(obs))
-    acted = network.act(obs, 0.0, np.random.default_rng(0))
-    np.testing.assert_array_equal(acted, q.argmax(dim=1))
-    batch = {
-        "obs": torch.as_tensor(obs[:-1]),
-        "next_obs": torch.as_tensor(obs[1:]),
-        "actions": torch.arange(BATCH - 1) % 4,
-        "rewards": torch.zeros(BATCH - 1),
-        "terminated": torch.zeros(BATCH - 1, dtype=torch.bool),
-        "discounts": torch.ones(BATCH - 1),
-    }
-    losses, errors, _ = script.dqn_losses(network, network, batch, script.RunArgs(loss="mse"))
-    taken = q[torch.arange(BATCH - 1), batch["actions"]]
-    expected = taken - q[1:].max(dim=1).values
-    torch.testing.assert_close(losses, expected**2)
-    torch.testing.assert_close(errors, expected.abs())
+def test_what_a_variant_cannot_take_is_said_in_a_line(refused):
+    np.savez("short.npz", observations=np.zeros((11, 4)))
+    files = {"wide": (11, 5, 0), "empty": (0, 4, 0), "other": (11, 4, 2)}
+    for file, (rows, obs_dim, action) in files.items():
+        actions = np.full(rows, action)
+        np.savez(f"{file}.npz", observations=np.zeros((rows, obs_dim)), actions=actions)
+    Path("text.npz").write_text("observations,actions")
+    said = {line: refused(*line.split(maxsplit=1)) for line in REFUSED}
+    assert {line: text for line, text in said.items() if REFUSED[line] not in text} == {}
 
 
-@pytest.mark.parametrize("factor", [1, -1])
-def test_td3_acts_by_what_it_learns_once_its_policy_is_edited(edited, factor):
-    import td3
-
-    agents, args = [], td3.RunArgs(hidden_sizes=(16, 16))
-    script = edited("td3", "return self.actor(obs)", f"return {factor} * self.actor(obs)")
-    for module in (script, td3):
-        torch.manual_seed(0)
-        agents.append(module.Agent(args, 3, -np.ones(2), np.ones(2)))
-    (agent, plain), obs = agents, torch.as_tensor(observations())
-    with torch.no_grad():
-        actions = factor * plain.actor(obs)
-        expected = -plain.critics[0](obs, actions).mean()
-        y = torch.min(*(critic(obs, actions) for critic in plain.critics))
-        losses = [torch.square(critic(obs, actions) - y).mean() for critic in plain.critics]
-    np.testing.assert_array_equal(agent.act(obs.numpy(), None), actions)
-    torch.testing.assert_close(script.policy_loss(agent, obs).detach(), expected)
-    batch = {"obs": obs, "next_obs": obs, "actions": actions, "rewards": torch.zeros(BATCH)}
-    batch |= {"terminated": torch.zeros(BATCH, dtype=torch.bool), "discounts": torch.ones(BATCH)}
-    found, _ = script.q_losses(agent, agent, batch, torch.zeros(BATCH, 2), args)
-    torch.testing.assert_close([loss.detach() for loss in found], losses)
+NOT_OFFERED = {  # flags of its parent that mean nothing to a variant
+    "dqn_quantile": ["--v-min 0", "--v-max 9", "--loss mse"],
+    "ppo_pqn": ["--clip-coef 0.1", "--ent-coef 0.1", "--vf-coef 0.1", "--target-kl 0.1",
+        "--log-std-init 0.1", "--norm-adv", "--anneal-clip", "--clip-vloss"],
+    "td3_sac": ["--policy-noise 0.2", "--exploration-noise 0.1", "--no-twin",
+        "--policy-frequency 2"],
+}  # fmt: skip
 
 
-NETWORKS = {"ppo": ["agent"], "a2c": ["agent"], "dqn": ["q_network"]}
-NETWORKS["td3"] = ["agent.critics", "agent.actor"]
-FORMS = {
-    "to 0": "{optimizer}.zero_grad(set_to_none=False)",
-    "of the module": "{network}.zero_grad()",
-    "by hand": "for p in {network}.parameters(): p.grad = None",
-}
-CASES = [(name, {}) for name in ("ppo", "dqn", "td3")]
-CASES += [("a2c", {"optimizer": kind}) for kind in ("rmsprop_tf", "rmsprop", "adam")]
-
-
-# what follows where gradients are zeroed, once for each network
-FOLLOWS = {"agent.critics": "    sum(losses).back", "agent.actor": "    loss.backward(inputs"}
-
-
-@pytest.mark.parametrize("name, settings", CASES)
-def test_gradients_may_be_zeroed_in_every_usual_form(edited, name, settings):
-    settings = TINY[name] | settings | dict(total_timesteps=256)
-    weights = hash_of_parameters(train(edited(name, "import", "import"), **settings).agent)
-    start = new_run(edited(name, "import", "import"), **settings).agent
-    assert hash_of_parameters(start) != weights
-    for form in FORMS.values():
-        edits = []
-        for network in NETWORKS[name]:
-            old, follows = "    optimizer.zero_grad()\n", FOLLOWS.get(network, "")
-            new = "    " + form.format(optimizer="optimizer", network=network) + "\n"
-            edits += [old + follows, new + follows]
-        assert hash_of_parameters(train(edited(name, *edits), **settings).agent) == weights, form
-
-
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
-@pytest.mark.parametrize("zero", ["optimizer", "network"])
-def test_gradients_may_be_clipped_as_everywhere(edited, name, zero):
-    (network,) = NETWORKS[name]
-    call = f"nn.utils.clip_grad_norm_({network}.parameters(), args.max_grad_norm)"
-    settings = TINY[name] | dict(total_timesteps=256, max_grad_norm=0.01)
-    zeroed = "optimizer.zero_grad()", f"{network if zero == 'network' else zero}.zero_grad()"
-    norm = f"torch.stack([p.grad.norm() for p in {network}.parameters()]).norm()"
-    factor = f"factor = (args.max_grad_norm / {norm}).clamp(max=1)"
-    by_hand = f"{factor}; [p.grad.mul_(factor) for p in {network}.parameters()]"
-    runs = [train(edited(name, call, new, *zeroed), **settings) for new in (call, by_hand, "pass")]
-    ours, theirs, without = (
-        torch.nn.utils.parameters_to_vector(run.agent.parameters()) for run in runs
-    )
-    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-5)
-    assert (without - ours).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["ppo", "td3"])
-def test_what_the_environment_says_can_be_logged(edited, name, monkeypatch):
-    """By one line, where the environments are stepped."""
-    said, step = [], HalfCheetahEnv.step
-
-    def spy(self, action):
-        result = step(self, action)
-        said.append(result[-1]["x_velocity"])
-        return result
-
-    monkeypatch.setattr(HalfCheetahEnv, "step", spy)
-    call = "truncated = run.step(agent.to_env(actions))\n"
-    line = 'np.mean([run.infos[i]["x_velocity"] for i in range(args.num_envs)])'
-    line = f'run.log({{"charts/x_velocity": {line}}})\n'
-    script = edited(name, call, call + " " * (4 if name == "ppo" else 8) + line)
-    settings = dict(env_id="HalfCheetah-v5", num_envs=2, total_timesteps=64, log_frequency=1)
-    run = train(script, **settings, **({"num_steps": 4} if name == "ppo" else {}))
-    run.writer.flush()
-    curve = {k: v for (tag, k), v in scalars(run.folder).items() if tag == "charts/x_velocity"}
-    length = run.args.iteration_steps  # each point is the mean of these steps
-    assert curve == {
-        k: [pytest.approx(np.mean(said[k - length : k]), rel=1e-5)]
-        for k in range(length, 65, length)
-    }
+@pytest.mark.parametrize("name", NOT_OFFERED)
+def test_flags_that_mean_nothing_to_a_variant_are_not_offered(command, name):
+    shown = command(name, "--help").out
+    assert "--total-timesteps" in shown
+    for words in NOT_OFFERED[name]:
+        flag, result = words.split()[0], command(name, words, ok=False)
+        assert result.status == 2 and flag in result.err and flag not in shown
