@@ -137,8 +137,9 @@ def update_critics(agent, target, optimizer, batch, noise, args):
 def update_actor(agent, optimizer, obs):
     """One step of the actor, up the gradient of Q. Returns scalars for the curves."""
     loss = policy_loss(agent, obs)
+    learned = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     optimizer.zero_grad()
-    loss.backward(inputs=list(agent.actor.parameters()))  # the critics get no gradient
+    loss.backward(inputs=learned)  # the critics get no gradient
     optimizer.step()
     return {"losses/actor_loss": loss.detach()}
 
@@ -309,8 +310,7 @@ def relu_mlp(num_inputs: int, hidden_sizes: tuple, num_outputs: int):
 
 
 def make_agent(args, obs_space, action_space):
-    real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
-    if not real:
+    if not (isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"):
         fail(f"actions must be a Box of real numbers, not {action_space}")
     if len(obs_space.shape) != 1:
         fail(f"observations must be vectors, not {obs_space}")

@@ -79,15 +79,14 @@ def sac_update(agent, target, optimizers, batch, args, rng, step):
 
 def descend(optimizer, loss):
     """One step down the loss; only the optimizer's own parameters get a gradient."""
+    learned = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     optimizer.zero_grad()
-    loss.backward(inputs=optimizer.param_groups[0]["params"])
+    loss.backward(inputs=learned)
     optimizer.step()
 
 
 def q_losses(agent, target, batch, noise, args):
-    """The loss of each critic, and the first one's mean Q; all scalars. noise: standard normal, for
-    the next actions, (batch, action_dim).
-    """
+    """Each critic's loss, the first one's mean Q. noise: normal, of s', (batch, action_dim)."""
     with torch.no_grad():
         next_actions, log_probs = agent.sample(batch["next_obs"], noise)  # there is no target actor
         next_q = torch.cat(target.q_values(batch["next_obs"], next_actions), dim=1)

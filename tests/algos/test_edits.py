@@ -304,6 +304,27 @@ def test_each_group_of_an_optimizer_keeps_its_own_rate(script, edited):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_a_frozen_layer_keeps_its_weights_and_the_others_learn(script, edited):
+    layer = {"dqn": "self.trunk", "td3": "self.actor"}.get(script, "self.actor")
+    run = trained(edited(script, change_network(script, f"{layer}[0].requires_grad_(False)")))
+    frozen = f"{layer.removeprefix('self.')}.0."
+    assert not any(moved(run, frozen).values())
+    assert all(learned for name, learned in moved(run).items() if frozen not in name), moved(run)
+
+
+def test_all_that_the_actor_s_optimizer_holds_gets_a_gradient(edited):
+    """Here a scale of observations that the policy has and `agent.actor` has not."""
+    module = edited(
+        "td3",
+        (ACTOR, f"{ACTOR}; self.scale = nn.Parameter(torch.ones(obs_dim))"),
+        ("return self.actor(obs)\n", "return self.actor(self.scale * obs)\n"),
+        ("Adam(agent.actor.parameters(), **", "Adam([*agent.actor.parameters(), agent.scale], **"),
+    )
+    run = trained(module)
+    assert all(moved(run).values()) and "scale" in moved(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_sgd_takes_steps_as_long_as_the_clipped_gradient(script, edited, monkeypatch):
     sgd = re.sub(r"Adam\((\S+),.*", r"SGD(\1, lr=0.5)", ADAMS[script])
     edits = [(ADAMS[script], sgd)]

@@ -11,7 +11,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import NUMBERS, hash_of_parameters, only_run, scalars, stopped
+from conftest import hash_of_parameters, new_run, only_run, scalars, stopped, train
 from gymnasium.spaces import Box
 
 BATCH, OBS, ACTIONS = 7, 5, 3
@@ -20,18 +20,6 @@ ACTION_SPACE = Box(np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000]))
 TINY = dict(env_id="Pendulum-v1", total_timesteps=300, learning_starts=50, batch_size=16,
     buffer_size=200, hidden_sizes=(16, 16), checkpoint_frequency=100)  # fmt: skip
 TQC = {"quantiles": 5, "drop": 2}
-
-
-def new_run(**settings):
-    args = td3_sac.Args(**{"exp_name": str(next(NUMBERS)), "eval_episodes": 2} | settings)
-    args.check()
-    return td3.Run("td3_sac", args, td3_sac.make_agent, td3.evaluation_policy)
-
-
-def train(**settings):
-    run = new_run(**settings)
-    td3_sac.train(run.args, run)
-    return run
 
 
 def agents(**settings):
@@ -318,6 +306,19 @@ def test_what_the_actor_and_the_temperature_do_to_other_gradients():
         assert torch.equal(p.grad, q.grad)
 
 
+def test_each_group_of_an_optimizer_learns_and_what_is_frozen_does_not():
+    agent, _, args = agents()
+    first, second, last = (layer for layer in agent.actor if isinstance(layer, torch.nn.Linear))
+    second.requires_grad_(False)
+    groups = [{"params": layer.parameters()} for layer in (first, second, last)]
+    before = [layer.weight.detach().clone() for layer in (first, second, last)]
+    loss, _ = td3_sac.policy_loss(agent, random_batch()["obs"], noise_of(1), args)
+    td3_sac.descend(torch.optim.SGD(groups, lr=0.1), loss)
+    pairs = zip((first, second, last), before, strict=True)
+    same = [torch.equal(layer.weight, w) for layer, w in pairs]
+    assert same == [False, True, False]
+
+
 def test_a_temperature_that_is_given_stays():
     agent, _, curves = updated(alpha=0.25)
     assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25
@@ -371,21 +372,8 @@ def test_acting_draws_from_the_policy_and_evaluations_do_not():
     np.testing.assert_array_equal(policy(obs), agent.to_env(greedy))
 
 
-@pytest.mark.parametrize("settings", [{}, TQC, {"alpha": 0.1, "n_step": 3, "num_envs": 2}])
-def test_a_stopped_run_resumes_to_the_same_end(settings, tmp_path):
-    settings = TINY | settings
-    whole = train(**settings, runs_dir="whole")
-    stopped(new_run(**settings), td3_sac.train, after=250)
-    resumed = train(**settings, resume=str(only_run(tmp_path)))
-    assert resumed.hash() == whole.hash()
-    assert "log_alpha" in whole.arrays()
-    resumed.finish()
-    whole.finish()
-    assert scalars(only_run(tmp_path)) == scalars(whole.folder)
-
-
 def test_the_temperature_is_in_the_checkpoint_with_its_optimizer(tmp_path):
-    stopped(new_run(**TINY), td3_sac.train, after=250)
+    stopped(new_run(td3_sac, **TINY), td3_sac.train, after=250)
     parts = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)["parts"]
     assert parts["agent"]["log_alpha"].item() < 0
     (state,) = parts["alpha_optimizer"]["state"].values()
@@ -402,20 +390,8 @@ def test_only_where_the_task_ends_nothing_follows(env, ends, monkeypatch):
         return soft_target(rewards, terminated, *rest)
 
     monkeypatch.setattr(td3_sac, "soft_target", spy)
-    train(**TINY | {"env_id": f"{env}-v0", "total_timesteps": 100})
+    train(td3_sac, **TINY | {"env_id": f"{env}-v0", "total_timesteps": 100})
     assert len(seen) == 50 and (torch.cat(seen) == ends).all()
-
-
-@pytest.mark.parametrize("flags", [
-    "--drop 1", "--quantiles 0", "--quantiles 5 --drop 5", "--alpha -1", "--target-entropy nan",
-    "--policy-noise 0.2", "--exploration-noise 0.1", "--no-twin", "--policy-frequency 2",
-    "--env-id CartPole-v1", "--env-id CarRacing-v3",
-])  # fmt: skip
-def test_what_has_no_meaning_is_refused(script, tmp_path, flags):
-    refused = script("td3_sac", "--env-id", "Pendulum-v1", *flags.split(), ok=False)
-    assert refused.status == 2 and not (tmp_path / "runs").exists()
-    if not flags.startswith(("--policy", "--expl", "--no-")):  # those are tyro's to refuse
-        assert refused.err.count("\n") == 1
 
 
 @functools.cache
@@ -447,7 +423,7 @@ def flat(steps, **settings):
     (points, 3), and the agent.
     """
     settings |= {"env_id": "tasks:Flat-v0", "learning_starts": 200, "log_frequency": 100}
-    run = train(**settings, batch_size=128, hidden_sizes=(16, 16), total_timesteps=steps)
+    run = train(td3_sac, **settings, batch_size=128, hidden_sizes=(16, 16), total_timesteps=steps)
     run.writer.flush()
     found, rows = scalars(run.folder), []
     scale = 0.0 if "env_kwargs" in settings else 10.0
