@@ -8,7 +8,6 @@ import importlib
 import json
 import math
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import environments
 import numpy as np
+import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, Result, new_run, only_run, scalars, stopped, train
@@ -51,38 +51,6 @@ def name(request):
     return request.param
 
 
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """command("ppo", "--seed 3", ...) runs algos/ppo.py as its command does, in this process."""
-
-    def run(name, *flags) -> Result:
-        words = [word for text in flags for word in (text.split() if text is flags[0] else [text])]
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
-        status = 0
-        try:
-            runpy.run_path(str(ROOT / "algos" / f"{name}.py"), run_name="__main__")
-        except SystemExit as exit:
-            status = exit.code
-        captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture
-def refused(command, tmp_path):
-    """refused("ppo", "--gamma 2") is the one line with which it is refused."""
-
-    def run(name, *flags) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        result = command(name, *flags)
-        assert result.status == 2 and result.err.count("\n") == 1 and result.out == "", result.err
-        assert sorted(tmp_path.rglob("*")) == before
-        return result.err
-
-    return run
-
-
 SPACES = {  # the scripts that train; of the line with which the others refuse, a word
     **dict.fromkeys(["Int8", "Int32", "UInt8", "Int32Start", "Start"], (DISCRETE, "Discrete")),
     **dict.fromkeys(["Float16", "Float64", "Matrix", "LargeFloat16"], (REAL, "Box")),
@@ -110,8 +78,7 @@ def test_spaces_are_as_declared_or_refused(command, refused, tmp_path, env, name
         assert re.search(message, refused(name, flags))
         return
     steps = 120 if env in environments.FILMS else 200
-    result = command(name, flags, "--total-timesteps", steps)
-    assert result.status == 0, result.err
+    command(name, flags, "--total-timesteps", steps)
     assert json.loads((only_run(tmp_path) / "result.json").read_text())["steps"] == steps
 
 
@@ -119,13 +86,12 @@ def test_spaces_are_as_declared_or_refused(command, refused, tmp_path, env, name
 @pytest.mark.parametrize("flags", ["", "--autoregressive"])
 def test_several_actions_at_once_are_as_declared(command, env, flags):
     flags = f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']} {flags}"
-    result = command("ppo_multidiscrete", flags)
-    assert result.status == 0, result.err
+    command("ppo_multidiscrete", flags)
 
 
-@pytest.mark.parametrize("env", ["Mixture", "Switches", "Int8", "Float16", "Empty", "Grid"])
-def test_other_actions_than_several_are_refused(refused, env):
-    refused("ppo_multidiscrete", f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']}")
+def test_other_actions_than_several_are_refused(refused):
+    for env in ("Mixture", "Switches", "Int8", "Float16", "Empty", "Grid"):
+        refused("ppo_multidiscrete", f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']}")
 
 
 PPO_VARIANTS = ["ppo_lstm", "ppo_rnd", "ppo_network --batch-norm", "ppo_seeds --num-seeds 2"]
@@ -134,31 +100,28 @@ Q_VARIANTS += ["dqn_quantile", "ppo_pqn"]
 TD3_VARIANTS = ["td3_sac", "td3_sac --quantiles 5 --drop 2"]
 
 
-@pytest.mark.parametrize("kwargs", ["Int32Start", "UInt8", "Chatty", "Ending nan", "Ending inf"])
+@pytest.mark.parametrize("kwargs", ["Int32Start", "Chatty", "Ending nan"])
 @pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS)
 def test_variants_train_where_their_parents_do(command, variant, kwargs):
     (name, *flags), (env, *last) = variant.split(), kwargs.split()
     words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
     more = ["--env-kwargs", json.dumps({"last": float(*last)})] if last else []
-    result = command(name, " ".join(words), *more)
-    assert result.status == 0, result.err
+    command(name, " ".join(words), *more)
 
 
-@pytest.mark.parametrize("env", ["Float16", "Float64", "Lopsided"])
 @pytest.mark.parametrize("variant", PPO_VARIANTS + TD3_VARIANTS)
-def test_variants_take_real_actions(command, variant, env):
+def test_variants_take_real_actions(command, variant):
     name, *flags = variant.split()
-    words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
-    result = command(name, " ".join(words))
-    assert result.status == 0, result.err
+    words = ["--env-id environments:Lopsided-v0", COMMON, SHORT[name.split("_")[0]], *flags]
+    command(name, " ".join(words))
 
 
-@pytest.mark.parametrize("env", ["Several", "Empty", "Grid"])
 @pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS + TD3_VARIANTS)
-def test_variants_refuse_what_their_parents_do(refused, variant, env):
+def test_variants_refuse_what_their_parents_do(refused, variant):
     name, *flags = variant.split()
-    words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
-    refused(name, " ".join(words))
+    for env in ("Several", "Empty", "Grid"):
+        words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
+        refused(name, " ".join(words))
 
 
 @pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask", "ppo_pqn"])
@@ -168,14 +131,12 @@ def test_a_last_rollout_of_one_step_trains_in_variants(command, variant):
     words = [f"--env-id {env.get(name, 'environments:Ending')}-v0", COMMON, *flags]
     minibatches = 1 if name == "ppo_lstm" else 4  # it takes whole environments
     shape = f"--num-envs 1 --total-timesteps 33 --num-steps 16 --num-minibatches {minibatches}"
-    result = command(name, " ".join(words), *shape.split())
-    assert result.status == 0, result.err
+    command(name, " ".join(words), *shape.split())
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_train_can_read_every_info(name, asynchronous):
-    module, said = importlib.import_module(name), []
-    run = new_run(module, **small(name, "Chatty", async_envs=asynchronous))
+def test_train_can_read_every_info(asynchronous):
+    said, run = [], new_run(ppo, **small("ppo", "Chatty", async_envs=asynchronous))
     step = run.step
 
     def spy(actions):
@@ -185,7 +146,7 @@ def test_train_can_read_every_info(name, asynchronous):
         return result
 
     run.step = spy
-    module.train(run.args, run)
+    ppo.train(run.args, run)
     run.envs.close()
     assert len(said) == 100 and sum(ended.sum() for *_, ended in said) == 40  # of five steps each
     for t, (before, after, ended) in enumerate(said):
@@ -217,38 +178,21 @@ def test_what_follows_the_end_of_the_task_does_not_count(name, own):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reward_may_have_an_axis(name, asynchronous):
-    own = small(name, "Loose", num_envs=3, total_timesteps=150, async_envs=asynchronous)
-    run = train(importlib.import_module(name), **own)
+def test_a_reward_may_have_an_axis(asynchronous):
+    own = small("ppo", "Loose", num_envs=3, total_timesteps=150, async_envs=asynchronous)
+    run = train(ppo, **own)
     run.envs.close()
     assert run.returns.shape == (3,) and run.step_count == 150
 
 
-def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command, name):
-    flags = f"--env-id environments:NoReward{BOX[name]}-v0 {COMMON} {SHORT[name]}"
+def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command):
+    flags = f"--env-id environments:NoReward-v0 {COMMON} {SHORT['ppo']}"
     with pytest.raises(FloatingPointError, match="reward not finite at step 40") as error:
-        command(name, flags)
+        command("ppo", flags)
     assert error.value.__notes__[0].startswith("to resume: python ")
 
 
-@pytest.mark.parametrize("kind", [float, np.float32, torch.tensor])
-def test_an_own_scalar_that_is_not_a_number_is_left_out(name, kind):
-    """A success rate, for example, before the first episode has ended."""
-    module = importlib.import_module(name)
-    plain = train(module, **small(name, "Ending"))
-    run = new_run(module, **small(name, "Ending"))
-    end_iteration, rates = run.end_iteration, iter([float("nan")] * 3 + [0.25] * 1000)
-    run.end_iteration = lambda scalars: end_iteration(scalars | {"charts/rate": kind(next(rates))})
-    module.train(run.args, run)
-    run.writer.flush()
-    assert run.hash() == plain.hash()
-    points = [value for (tag, _), (value,) in scalars(run.folder).items() if tag == "charts/rate"]
-    assert points and set(points) == {0.25}
-
-
 def test_stacked_colour_and_grey_go_through_the_convolutions():
-    import ppo
-
     found = {}
     for env in environments.FILMS.keys() - {"Grid", "Strip"}:
         envs = ppo.make_envs(ppo.RunArgs(env_id=f"environments:{env}-v0", torch_threads=1), 1)
@@ -258,25 +202,22 @@ def test_stacked_colour_and_grey_go_through_the_convolutions():
         assert obs.shape[1:] == envs.single_observation_space.shape and obs.dtype == np.uint8
     channels = {"StackedColour": 12, "StackedGrey": 4, "Grey": 1, "GreyLast": 1, "ColourFirst": 3}
     assert found == channels
-    image = np.arange(2 * 5 * 7 * 3).reshape(2, 5, 7, 3)
-    for stack, channel in ((0, 0), (1, 2)):
-        plane = ppo.channels_first(image)[3 * stack + channel]
-        np.testing.assert_array_equal(plane, image[stack, :, :, channel])
 
 
-def test_the_recipe_for_frame_stacking_works_on_pictures(script, tmp_path, monkeypatch):
+def test_the_recipe_for_frame_stacking_works_on_pictures(command, tmp_path):
     source = (ROOT / "algos" / "ppo.py").read_text()
     line = "    env = gym.make(env_id, **keywords)\n"
     assert source.count(line) == 1
     stack = "    env = gym.wrappers.FrameStackObservation(env, 4)\n"
     (tmp_path / "stacked.py").write_text(source.replace(line, line + stack))
-    flags = "--env-id environments:ShortCarRacing-v0 --total-timesteps 16 --eval-episodes 1".split()
-    script(tmp_path / "stacked", *flags, "--num-envs", 1, "--num-steps", 16, "--update-epochs", 1)
+    flags = "--env-id environments:ShortCarRacing-v0 --total-timesteps 16 --eval-episodes 1 "
+    flags += "--num-envs 1 --num-steps 16 --update-epochs 1 --torch-threads 1"
+    command(tmp_path / "stacked", flags)
     with np.load(only_run(tmp_path) / "weights.npz") as weights:
         assert weights["trunk.0.weight"].shape == (32, 12, 8, 8)
 
 
-@pytest.mark.parametrize("name", sorted(DISCRETE))
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_pictures_of_0_and_1_are_not_divided_by_255(name):
     module, hashes = importlib.import_module(name), set()
     own = small(name, "") | dict(env_id="environments:Film-v0", total_timesteps=120)
@@ -286,6 +227,7 @@ def test_pictures_of_0_and_1_are_not_divided_by_255(name):
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_an_environment_may_write_every_observation_into_one_array(name):
     module, hashes = importlib.import_module(name), set()
     for anew, asynchronous in ((False, False), (True, False), (False, True)):
@@ -296,59 +238,54 @@ def test_an_environment_may_write_every_observation_into_one_array(name):
     assert len(hashes) == 1
 
 
-def test_what_cannot_be_filmed_is_refused(refused, name):
-    env_id = f"environments:Reused{BOX[name]}-v0"
-    message = refused(name, f"--env-id {env_id} --capture-video {SHORT[name]}")
+def test_what_cannot_be_filmed_is_refused(refused):
+    message = refused("ppo", f"--env-id environments:Reused-v0 --capture-video {SHORT['ppo']}")
     assert "render" in message or "picture" in message
 
 
 ARGUMENTS = {
-    "unknown": ('{"speed": 3}', "speed"),
-    "no JSON": ("{length: 3}", "environment"),
-    "a list": ("[3]", "JSON object"),
-    "a number": ("3", "JSON object"),
-    "nothing": ("", "environment"),
+    '{"speed": 3}': "speed",
+    "{length: 3}": "environment",
+    "[3]": "JSON object",
+    "3": "JSON object",
+    "": "environment",
 }
 
 
-@pytest.mark.parametrize("kind", ARGUMENTS)
-def test_arguments_that_the_environment_does_not_take_are_refused(refused, kind, name):
-    kwargs, message = ARGUMENTS[kind]
-    env_id = f"environments:Ending{BOX[name]}-v0"
-    assert message in refused(name, f"--env-id {env_id} {SHORT[name]}", "--env-kwargs", kwargs)
+def test_arguments_that_the_environment_does_not_take_are_refused(refused):
+    flags = f"--env-id environments:Ending-v0 {SHORT['ppo']}"
+    for kwargs, message in ARGUMENTS.items():
+        assert message in refused("ppo", flags, "--env-kwargs", kwargs), kwargs
 
 
-def test_arguments_of_an_environment_are_kept(command, name):
+def test_arguments_of_an_environment_are_kept(command):
     """By args.json, --resume and --evaluate; a config has them as a table."""
-    module, kwargs = importlib.import_module(name), '{"length": 3}'
-    own = small(name, "Ending", checkpoint_frequency=64)
-    run = stopped(new_run(module, **own, env_kwargs=kwargs), module.train, after=100)
+    kwargs, own = '{"length": 3}', small("ppo", "Ending", checkpoint_frequency=64)
+    run = stopped(new_run(ppo, **own, env_kwargs=kwargs), ppo.train, after=100)
     saved = json.loads((run.folder / "args.json").read_text())
     assert json.loads(saved["args"]["env_kwargs"]) == {"length": 3}
-    result = command(name, "--resume", run.folder)
-    assert result.status == 0, result.err
-    whole = train(module, **own, env_kwargs=kwargs)
-    assert result.hash == whole.hash() != train(module, **own).hash()
-    evaluated = command(name, "--evaluate", run.folder)
+    result = command("ppo", "--resume", run.folder)
+    whole = train(ppo, **own, env_kwargs=kwargs)
+    assert result.hash == whole.hash() != train(ppo, **own).hash()
+    evaluated = command("ppo", "--evaluate", run.folder)
     assert result.line("evaluation") == evaluated.line("evaluation") == "return 3.0 +- 0.0"
 
-    Path("own.toml").write_text(f"[{name}]\nenv_kwargs = {{ length = 4 }}\n")
-    flags = f"--config own.toml --env-id {own['env_id']} {COMMON} {SHORT[name]}"
-    result = command(name, flags)
+    Path("own.toml").write_text("[ppo]\nenv_kwargs = { length = 4 }\n")
+    flags = f"--config own.toml --env-id {own['env_id']} {COMMON} {SHORT['ppo']}"
+    result = command("ppo", flags)
     assert result.line("evaluation") == "return 4.0 +- 0.0"
     about = json.loads(Path(result.line("run folder"), "args.json").read_text())
     assert json.loads(about["args"]["env_kwargs"]) == {"length": 4}
-    typed = command(name, flags, "--env-kwargs", kwargs)
+    typed = command("ppo", flags, "--env-kwargs", kwargs)
     assert typed.line("evaluation") == "return 3.0 +- 0.0"
 
 
-@pytest.mark.parametrize("flag", ["--episodic-life", "--sticky-actions 0.25", "--bf16"])
-def test_flags_that_cannot_apply_are_refused(refused, flag, name):
-    env_id = f"environments:Ending{BOX[name]}-v0"
-    if flag == "--bf16" and name == "td3":
-        pytest.skip("td3 has no such flag")
-    words = flag.split()[0].strip("-").replace("-", "_")
-    assert words in refused(name, f"--env-id {env_id} {flag} {SHORT[name]}")
+def test_flags_that_cannot_apply_are_refused(refused):
+    """That --bf16 is for images is tested in test_bf16.py."""
+    ale, other = "--env-id ALE/Pong-v5", "--env-id environments:Ending-v0"
+    for flags in (f"{other} --episodic-life", f"{other} --sticky-actions 0.25"):
+        assert flags.split()[2].strip("-").replace("-", "_") in refused("ppo", flags)
+    assert "async_envs" in refused("ppo", f"{ale} --async-envs")
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
@@ -369,28 +306,20 @@ def test_a_last_rollout_of_one_step_trains(name, own):
 
 # Environments in processes of their own.
 
-CLASSIC = {"ppo": "CartPole-v1", "a2c": "CartPole-v1", "dqn": "CartPole-v1", "td3": "Pendulum-v1"}
 
-
-def test_async_envs_give_the_same_run_and_resume_exactly(name):
-    module = importlib.import_module(name)
-    own = small(name, "") | dict(env_id=CLASSIC[name], checkpoint_frequency=64, num_envs=4)
+def test_async_envs_give_the_same_run_and_resume_exactly():
+    own = small("ppo", "") | dict(env_id="CartPole-v1", checkpoint_frequency=64, num_envs=4)
     own |= dict(total_timesteps=320, eval_frequency=100)
-    plain = train(module, **own).hash()
-    run = train(module, **own, async_envs=True)
+    plain = train(ppo, **own).hash()
+    run = train(ppo, **own, async_envs=True)
     run.envs.close()
     assert run.hash() == plain
-    cut = stopped(new_run(module, **own, async_envs=True), module.train, after=200)
+    cut = stopped(new_run(ppo, **own, async_envs=True), ppo.train, after=200)
     cut.envs.close()
-    assert torch.load(cut.folder / "checkpoint.pt", weights_only=True)["step"] in (160, 192, 256)
-    run = train(module, **own, async_envs=True, resume=str(cut.folder))
+    assert torch.load(cut.folder / "checkpoint.pt", weights_only=True)["step"] in (192, 256)
+    run = train(ppo, **own, async_envs=True, resume=str(cut.folder))
     run.envs.close()
     assert run.hash() == plain
-
-
-def test_async_envs_are_not_for_atari(refused, name):
-    if name != "td3":
-        assert "async_envs" in refused(name, f"--env-id ALE/Pong-v5 --async-envs {SHORT[name]}")
 
 
 def start(tmp_path, name, *flags):
@@ -456,17 +385,14 @@ def test_a_dead_environment_ends_the_run_with_its_error(tmp_path, kill):
 
 
 @pytest.mark.slow
-def test_async_envs_step_slow_environments_at_the_same_time(name):
+def test_async_envs_step_slow_environments_at_the_same_time():
     """They sleep, so this holds on a single core, too."""
-    module, seconds = importlib.import_module(name), {}
-    kwargs = json.dumps({"last": 0, "seconds": 0.005})
-    own = small(name, "Failing", env_kwargs=kwargs, num_envs=8, total_timesteps=1600)
-    if "learning_starts" in own:  # an update to each step would take longer than the step
-        own["learning_starts"] = 1600
+    seconds, kwargs = {}, json.dumps({"last": 0, "seconds": 0.005})
+    own = small("ppo", "Failing", env_kwargs=kwargs, num_envs=8, total_timesteps=1600)
     for asynchronous in (False, True):
-        run = new_run(module, **own, async_envs=asynchronous)
+        run = new_run(ppo, **own, async_envs=asynchronous)
         started = time.perf_counter()
-        module.train(run.args, run)
+        ppo.train(run.args, run)
         seconds[asynchronous] = time.perf_counter() - started
         run.envs.close()
     assert seconds[False] > 4 * seconds[True], seconds
@@ -475,17 +401,16 @@ def test_async_envs_step_slow_environments_at_the_same_time(name):
 # Environments that are batched by themselves.
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_a_natively_batched_environment_trains_and_resumes(name, monkeypatch, capsys):
     module = importlib.import_module(name)
-    space = environments.ONE if name == "td3" else environments.THREE
 
     def make_envs(args, num_envs, training=True, **keywords):
-        return environments.Batch(num_envs, space)
+        return environments.Batch(num_envs, environments.THREE)
 
     def make_run(number):
         own = dict(num_envs=32, total_timesteps=640, checkpoint_frequency=256, exp_name=number)
-        own |= {"train_frequency": 64, "buffer_size": 320} if name == "dqn" else {}
-        own |= {"num_steps": 4} if "num_steps" in SMALL[name] else {}
+        own |= {"train_frequency": 64, "buffer_size": 320} if name == "dqn" else {"num_steps": 4}
         args = module.RunArgs(**SMALL[name] | own)
         return module.Run(name, args, module.make_agent, module.evaluation_policy, make_envs)
 
