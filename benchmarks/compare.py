@@ -7,16 +7,11 @@ curves, and where each run lies among the seeds in benchmarks/results/.
 Exit status: 0, or 2 for wrong input.
 """
 
-import argparse
 import contextlib
-import functools
-import importlib
 import io
 import itertools
-import json
 import math
 import re
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,9 +20,10 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import report
+from matplotlib.figure import Figure
 from report import Cell, UserError, number
+from run import parts_of
 
-sys.path.insert(0, str(report.ROOT / "algos"))
 RANDOM_EPISODES = 20
 
 
@@ -168,17 +164,11 @@ def least_entropy(run: AnyRun) -> float:
     return 0.01 * (math.log(outputs[-1]) if outputs else max(entropies, default=0.0))
 
 
-@functools.cache
-def random_returns(algo: str, settings: str):
-    """Returns, (RANDOM_EPISODES,), of uniformly random actions in a run's environment.
-
-    settings: the run's arguments as JSON. Raises what the environment does where it cannot be made.
-    """
-    module, parent = (importlib.import_module(name) for name in (algo, algo.split("_")[0]))
-    args_class = module.Args if issubclass(module.Args, parent.RunArgs) else parent.RunArgs
+def random_returns(algo: str, settings: dict):
+    """Returns, (RANDOM_EPISODES,), of uniformly random actions in a run's environment."""
+    parent, args_class, *_, make_envs = parts_of(algo)
     known = {field.name for field in fields(args_class)}  # of another version maybe others
-    args = args_class(**{k: v for k, v in json.loads(settings).items() if k in known})
-    make_envs = getattr(module, "make_envs", parent.make_envs)
+    args = args_class(**{k: v for k, v in settings.items() if k in known})
     envs = make_envs(args, RANDOM_EPISODES, training=False)
     parent.reset(envs, 0)
     actions = gym.vector.utils.batch_space(envs.single_action_space, envs.num_envs)
@@ -202,7 +192,7 @@ def not_risen(run: AnyRun) -> list[str]:
     algo, args = (run.algo, run.args) if run.command else ("ppo", {"env_id": run.env_id})
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            random = random_returns(algo, json.dumps(args))
+            random = random_returns(algo, args)
     except (Exception, SystemExit):  # an environment that is not here, or plays no random actions
         return []
     last, mean, std = report.last_episodes(run.points), random.mean(), random.std(ddof=1)
@@ -297,7 +287,8 @@ def compare(folders: list[Path], picture: Path):
         sick = health(run.scalars, run.text, least_entropy(run)) + not_risen(run)
         for sentence in (sick or ["its curves look healthy"]) + beside_seeds(run, cells):
             print(f"  {sentence}")
-    figure, axis = report.pyplot().subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))
+    axis = figure.subplots()
     for i, run in enumerate(runs):
         steps, returns, _ = zip(*run.points, strict=True) if run.points else ((), (), ())
         axis.plot(steps, returns, color=f"C{i}", linewidth=1, label=f"{i + 1}: {run.folder}")
@@ -310,18 +301,13 @@ def compare(folders: list[Path], picture: Path):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--picture", type=Path, help="default: compare.png beside the first run")
     options = parser.parse_args()
     beside = options.runs[0].resolve().with_name("compare.png")
-    try:
+    with report.errors_in_a_line():
         compare(options.runs, options.picture or beside)
-    except (UserError, OSError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

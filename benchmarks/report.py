@@ -15,6 +15,7 @@ benchmarks/README.md defines every number and verdict. Exit status: 0, or 2 for 
 import argparse
 import contextlib
 import fnmatch
+import functools
 import itertools
 import json
 import math
@@ -28,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,12 +60,15 @@ def errors_in_a_line():
         sys.exit(2)
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """Says what a tool does by the docstring of its file, as it is written there."""
+# shows the docstring of a tool as it is written
+as_written = argparse.RawDescriptionHelpFormatter
+ArgumentParser = functools.partial(argparse.ArgumentParser, formatter_class=as_written)
 
-    def __init__(self, docstring: str):
-        how = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=docstring, formatter_class=how)
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
 
 
 # Reading runs -------------------------------------------------------------------------------------
@@ -114,11 +120,9 @@ def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float
 
 def last_episodes(points: list, count: int = EPISODES) -> float:
     """Mean return of the last `count` episodes, or of all where there are fewer."""
-    total, left = 0.0, float(count)
-    for _, value, number in reversed(points):
-        number = min(number, left)
-        total, left = total + number * value, left - number
-    return total / (count - left) if left < count else math.nan
+    _, values, numbers = np.array(points[::-1], float).reshape(-1, 3).T
+    weights = np.diff(np.minimum(np.cumsum(numbers), count), prepend=0)
+    return np.average(values, weights=weights) if points else math.nan
 
 
 def windows(points: list, total_timesteps: int) -> dict[int, float]:
@@ -218,8 +222,8 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
     for result in cell.about["runs"]:
         returns = {kind: cell.points(kind, result["seed"]) for kind in KINDS}
         own = {"folder": path, "seed": result["seed"], "script": result["script"]}
-        own |= {"result": {**result, "steps": cell.about["steps"]}, "returns": returns}
-        found.append(shared | own)
+        own["result"] = result | {"steps": cell.about["steps"]}
+        found.append({**shared, **own, "returns": returns})
     if any(differences(run, runs[0]) for run in found):
         return []
     return [run for run in found if run["seed"] not in {run["seed"] for run in runs}]
@@ -256,10 +260,9 @@ def write_cell(table: str, runs: list[dict], results: Path):
 
 
 def without_runs_dir(command: str) -> str:
-    words = shlex.split(command)
-    pairs = zip(["", *words], words, strict=False)  # each word with the one before it
-    is_it = re.compile("--runs-dir(=|$)").match
-    return shlex.join(word for before, word in pairs if before != "--runs-dir" and not is_it(word))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--runs-dir", "--runs_dir")
+    return shlex.join(parser.parse_known_args(shlex.split(command))[1])
 
 
 def count_seeds(count: int) -> str:
@@ -318,8 +321,7 @@ def read_cells(results: Path) -> list[Cell]:
 
 
 def read_cell(path: Path) -> Cell:
-    returns = pd.read_csv(path.with_suffix(".csv"))
-    return Cell(read_json(path.with_suffix(".json")), returns)
+    return Cell(read_json(path.with_suffix(".json")), pd.read_csv(path.with_suffix(".csv")))
 
 
 def read_published() -> list:
@@ -361,9 +363,8 @@ def interval(statistic, *samples):
 
 def improvement(x, y, axis: int = -1):
     """The probability that a run of x ends above one of y; a draw counts half."""
-    wins = x[..., :, None] > y[..., None, :]
-    draws = x[..., :, None] == y[..., None, :]
-    return (wins + draws / 2).mean(axis=(-2, -1))
+    x, y = x[..., :, None], y[..., None, :]
+    return ((x > y) + (x == y) / 2).mean(axis=(-2, -1))
 
 
 def half_width(ours, row) -> float:
@@ -383,14 +384,10 @@ def half_width(ours, row) -> float:
 
 
 def verdict(ours, steps: int, row) -> str:
-    """How our returns, (seeds,), stand beside a published row of their protocol.
+    """How our returns, (seeds,), stand beside a published row of their protocol; see README.md.
 
-    By the 95% interval of the difference of the means, and a fifth of the distance between the
-    published return and a random policy's: "above" or "below" if 0 lies outside of the interval,
-    "slightly below" if then all of it lies less than a fifth below 0. If 0 lies inside, "no
-    difference detected" needs an interval that reaches no more than a fifth below 0 and is no wider
-    than a fifth to either side. So of two cells beside the same number, one with a lower mean and a
-    larger spread never gets the better word. A larger budget than the published one: no verdict.
+    Of two cells beside the same number, one with a lower mean and a larger spread never gets the
+    better word.
     """
     if steps > row.steps:
         return "trained longer"
@@ -450,15 +447,14 @@ def published_in_short(row, env_id: str) -> str:
 
 
 def seeds_of(cell: Cell) -> str:
-    first, last = cell.seeds[0], cell.seeds[-1]
-    whole = cell.seeds == list(range(first, last + 1)) and last > first
-    names = f"{first}-{last}" if whole else ", ".join(map(str, cell.seeds))
-    return f"{len(cell.seeds)} ({'seed ' if last == first else ''}{names})"
+    n, first, last = len(cell.seeds), cell.seeds[0], cell.seeds[-1]
+    names = f"{first}-{last}" if last - first == n - 1 > 0 else ", ".join(map(str, cell.seeds))
+    return f"{n} ({names})" if n > 1 else f"1 (seed {first})"
 
 
-def markdown(header: str, rows: list[list]) -> str:
-    lines = [header, "|" + "---|" * (header.count("|") - 1)]
-    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
+def markdown(columns: list[str], rows: list[list]) -> str:
+    head, *lines = [f"| {' | '.join(map(str, line))} |" for line in (columns, *rows)]
+    return "\n".join([head, "|" + "---|" * len(columns), *lines])
 
 
 def nearest(cell: Cell, published: list):
@@ -484,11 +480,9 @@ def results_table(cells: list[Cell]) -> str:
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         time = f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else "")
         rows.append([*about, *ours, time, f"`{cell.about['command']}`"])
-    header = (
-        "| environment | table | steps | seeds | greedy return, mean ± std | IQM [95%] "
-        "| minutes a run | command of the first seed |"
-    )
-    return markdown(header, rows) if cells else "No results yet."
+    columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
+    columns += ["minutes a run", "command of the first seed"]
+    return markdown(columns, rows) if cells else "No results yet."
 
 
 def beside(cell: Cell, row) -> list[str]:
@@ -505,7 +499,7 @@ def published_table(cells: list[Cell], published: list) -> str:
         if found := [row for row in published if is_for(row, cell)]:
             *values, source, url = beside(cell, nearest(cell, published) or found[0])
             rows.append([*values, f"[{source}]({url})"])
-    return markdown(f"| {' | '.join(COMPARED[:-1])} |", rows) if rows else "None."
+    return markdown(COMPARED[:-1], rows) if rows else "None."
 
 
 def improvements(cells: list[Cell]) -> pd.DataFrame:
@@ -550,16 +544,13 @@ def draw(cells: list[Cell], published: list, path: Path):
     """A panel for each environment: IQM of the greedy return over seeds, with its 95% interval;
     dashed, in the same colour, the published return.
     """
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-
     environments = sorted({cell.env_id for cell in cells})
     columns = min(len(environments), 3)
     rows = math.ceil(len(environments) / columns)
     size = max(4.2 * columns, 6), 3.1 * rows + 0.5
-    figure, axes = pyplot().subplots(rows, columns, figsize=size, squeeze=False)
-    for axis in axes.flat[len(environments) :]:
-        axis.remove()
-    for env_id, axis in zip(environments, axes.flat, strict=False):
+    figure = Figure(figsize=size)
+    for panel, env_id in enumerate(environments, 1):
+        axis = figure.add_subplot(rows, columns, panel)
         for i, cell in enumerate(cell for cell in cells if cell.env_id == env_id):
             steps, returns = cell.curve("greedy")
             marker = "." if len(steps) == 1 else None
@@ -580,26 +571,16 @@ def draw(cells: list[Cell], published: list, path: Path):
     save(figure, path)
 
 
-def pyplot():
-    import matplotlib
-
-    matplotlib.use("Agg")  # no screen is needed
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 def save(figure, path: Path):
     try:
         figure.savefig(path, dpi=100)
     except ValueError as error:  # no such format
         raise UserError(f"{path}: {error}") from None
-    pyplot().close(figure)
     print(path)
 
 
 def main():
-    parser = ArgumentParser(__doc__)
+    parser = ArgumentParser(description=__doc__)
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")

@@ -11,7 +11,6 @@ campaign started again skips what is finished and resumes what was cut. Exit sta
 run is finished, 1 when one failed, 2 for wrong input, 128 + n when stopped by signal n.
 """
 
-import argparse
 import contextlib
 import fcntl
 import glob
@@ -28,17 +27,17 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from report import UserError, settings_of
+from report import ArgumentParser, UserError, errors_in_a_line, positive, read_toml, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted({path.stem for path in (ROOT / "algos").glob("*.py")} - {"load", "tasks"})
 sys.path.insert(0, str(ROOT / "algos"))
+from load import parts_of  # noqa: E402
 
 
 @dataclass
@@ -63,19 +62,18 @@ class Job:
         flags = ["--resume", shown(resume)] if resume else self.flags
         return [f"algos/{self.script}.py", *flags]
 
-    def progress(self) -> tuple[int, float | None]:
-        """Steps done and steps per second, as tqdm's last line in the log says; (0, None) while
-        there is none: `12%|...| 3072/25600 [00:01<00:07, 2913.24 steps/s, return 52.2]`.
-        """
-        pattern = r"(\d+)/\d+ \[[^,]+, *([\d.]+)( steps/s|s/ steps)"
-        if not (found := re.findall(pattern, "\n".join(lines_of(self.log)))):
-            return 0, None
-        step, speed, unit = found[-1]
-        return int(step), float(speed) if unit == " steps/s" else 1 / float(speed)
 
-
-def quiet_environment() -> dict:
-    return {**os.environ, "TQDM_MININTERVAL": "10"}  # seconds between lines of progress in the log
+def python(words: list[str], folder: Path, log) -> subprocess.Popen:
+    """Starts a script in a folder, with its output in an open file."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "TQDM_MININTERVAL": "10"},  # seconds between lines of progress
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        process_group=0,  # Ctrl-C is for the campaign, which then stops its runs
+    )
 
 
 def shown(path: Path) -> str:
@@ -96,15 +94,9 @@ def evaluation_period(total_timesteps: int, evaluations: int) -> int:
     return int(round(period, -int(math.log10(period))))
 
 
-def modules_of(script: str):
-    """That of a script, and its parent's where it is a variant."""
-    return importlib.import_module(script), importlib.import_module(script.split("_")[0])
-
-
 def script_args(script: str, flags: list[str]) -> dict:
     """Every argument that `flags` give to a script, which ends with exit status 2 otherwise."""
-    module, parent = modules_of(script)
-    args_class = module.Args if issubclass(module.Args, parent.RunArgs) else module.RunArgs
+    parent, args_class, *_ = parts_of(script)
     args = asdict(parent.parse_args(script, args_class, flags))
     return json.loads(json.dumps(args))  # lists for tuples, as args.json has them
 
@@ -113,11 +105,11 @@ def read_config(name: str) -> tuple[Path, dict]:
     """The file that a name or a path means, and its tables."""
     path = Path(name).resolve() if name.endswith(".toml") else ROOT / "benchmarks" / f"{name}.toml"
     try:
-        tables = tomllib.loads(path.read_text("utf-8-sig"))
+        tables = read_toml(path)
     except FileNotFoundError:
         known = sorted(p.stem for p in path.parent.glob("*.toml"))
         raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{shown(path)}: {error}") from None
     for table in tables:
         if not script_of(table):
@@ -139,8 +131,6 @@ def plan(options, extra: list[str]) -> list[Job]:
     for word in extra:
         if re.match("--(seed|runs[-_]dir|config)(=|$)", word):
             raise UserError(f"after -- stands no {word.split('=')[0]}: that is the campaign's")
-    if options.runs_dir == "":
-        raise UserError("--runs-dir is empty")
     runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
     if runs_dir.exists() and not runs_dir.is_dir():
         raise UserError(f"--runs-dir {options.runs_dir} is no folder")
@@ -150,11 +140,9 @@ def plan(options, extra: list[str]) -> list[Job]:
         script, parent = script_of(table), shown(runs_dir / table)
         flags = ["--config", f"{shown(path)}:{table}", "--seed", str(options.first_seed)]
         flags += ["--torch-threads", str(options.torch_threads), "--runs-dir", parent]
-        every = options.eval_frequency
-        if every is None:
-            total = script_args(script, flags + extra)["total_timesteps"]
-            every = evaluation_period(total, options.evaluations)
-        flags += ["--eval-frequency", str(every), *extra]
+        total = script_args(script, flags + extra)["total_timesteps"]
+        period = evaluation_period(total, options.evaluations)
+        flags += ["--eval-frequency", str(period), *extra]
         args = script_args(script, flags)
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
         for seed in range(options.first_seed, options.first_seed + options.seeds):
@@ -183,11 +171,11 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
         there, here = settings_of(saved), settings_of(job.args)
         if here["device"] == "auto":  # which args.json has resolved
             here["device"] = there.get("device")
-        for name in sorted(there.keys() | here.keys()):
-            if there.get(name) != here.get(name):
+        for key in sorted(there.keys() | here.keys()):
+            if there.get(key) != here.get(key):
                 raise UserError(
-                    f"{shown(folder)} was trained with {name}={there.get(name)}, not "
-                    f"{here.get(name)}: move it away, or choose another --runs-dir"
+                    f"{shown(folder)} was trained with {key}={there.get(key)}, not "
+                    f"{here.get(key)}: move it away, or choose another --runs-dir"
                 )
         if (folder / "result.json").exists():
             return folder, True
@@ -201,11 +189,8 @@ class LocalRun:
 
     def __init__(self, job: Job):
         self.job, self.process = job, None
-        try:
-            job.parent.mkdir(parents=True, exist_ok=True)
-            self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, elsewhere
-        except OSError as error:
-            raise UserError(f"--runs-dir: {error}") from None
+        job.parent.mkdir(parents=True, exist_ok=True)
+        self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, elsewhere
         # The process inherits the lock with its output. So it is held as long as the run lives,
         # also when the campaign that started it was killed, and no run has two processes.
         if not self.lock():
@@ -216,15 +201,7 @@ class LocalRun:
             return
         words = job.words(folder)
         say(f"{'resumes' if folder else 'starts'}  python {shlex.join(words)}")
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=ROOT,
-            env=quiet_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C is for the campaign, which then stops its runs
-        )
+        self.process = python(words, ROOT, self.output)
 
     def lock(self) -> bool:
         try:
@@ -271,8 +248,10 @@ class RayRun:
                 files[name] = Path(name).read_bytes()
         parent, (folder, _) = Path("runs", *job.parent.parts[-2:]), run_folder(job)
         if folder:
-            for path in [folder, *folder.parent.glob(f"{glob.escape(folder.name)}-*-*")]:
-                files |= {str(parent / name): x for name, x in files_of(path, job.parent).items()}
+            # of ppo_seeds also the folders of its other agents, whose names begin with this one
+            for path in job.parent.glob(f"{glob.escape(folder.name)}*/**/*"):
+                if path.is_file():
+                    files[str(parent / path.relative_to(job.parent))] = path.read_bytes()
             words = [words[0], "--resume", str(parent / folder.relative_to(job.parent))]
         say(f"{'resumes' if folder else 'starts'} on Ray: {job}")
         needs = {"num_cpus": job.args["torch_threads"], "num_gpus": int(uses_gpu(job))}
@@ -331,15 +310,8 @@ class Node:
         self.parent, self.log, self.sent = Path(house, parent), Path(house, "log"), {}
         self.changes()
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, os.path.abspath(words[0]), *words[1:]],  # of the scripts' copy
-                cwd=house,
-                env=quiet_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+            # of the copy of the scripts, which is the folder of this process
+            self.process = python([os.path.abspath(words[0]), *words[1:]], Path(house), log)
         self.cleaner.stdin.write(f"{self.process.pid}\n".encode())
         self.cleaner.stdin.flush()
         self.read = 0
@@ -368,12 +340,6 @@ class Node:
         return found
 
 
-def files_of(folder: Path, parent: Path) -> dict[str, bytes]:
-    """{path below `parent`: content}"""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(parent)): path.read_bytes() for path in paths}
-
-
 def bring_home(files: dict[str, bytes], names: list[str], parent: Path):
     """Writes files of run folders below `parent`, whole, and removes those that are not named."""
     last = "checkpoint.pt", "result.json"  # what they need is there before
@@ -395,8 +361,7 @@ def uses_gpu(job: Job) -> bool:
 
     if job.args["device"] != "auto" or not ray.cluster_resources().get("GPU"):
         return job.args["device"].startswith("cuda")
-    module, parent = modules_of(job.script)
-    make_envs = getattr(module, "make_envs", parent.make_envs)
+    *_, make_envs = parts_of(job.script)
     with contextlib.closing(make_envs(SimpleNamespace(**job.args), job.args["num_envs"])) as envs:
         return len(envs.single_observation_space.shape) == 3
 
@@ -446,13 +411,9 @@ def say(text: str):
 
 
 def lines_of(log: Path) -> list[str]:
-    """The last lines of a log; tqdm ends each of its own with a carriage return."""
-    if not log.exists():
-        return []
-    with open(log, "rb") as file:
-        file.seek(max(log.stat().st_size - 10_000, 0))
-        text = file.read().decode(errors="replace")
-    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    """The lines of a log; tqdm ends each of its own with a carriage return."""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def last_line(log: Path) -> str:
@@ -461,27 +422,11 @@ def last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def time_left(jobs: list[Job], unfinished: list[Job], parallel: int) -> str:
-    """An estimate from the speeds that the logs tell."""
-    progress = [(job, *job.progress()) for job in jobs]
-    speeds = {job.table: speed for job, _, speed in progress if speed}
-    if not speeds:
-        return "time left not known yet"
-    slowest = min(speeds.values())  # for the tables of which nothing is known yet
-    seconds = [
-        (job.args["total_timesteps"] - step) / speeds.get(job.table, slowest)
-        for job, step, _ in progress
-        if job in unfinished
-    ]
-    return f"about {max(sum(seconds) / parallel, *seconds, 0) / 60:.0f} min left"
-
-
-def train(jobs: list[Job], parallel, start) -> list[str]:
+def train(jobs: list[Job], room, start) -> list[str]:
     """Trains what is not finished; `start(job)` begins a run. Returns what failed, a line each.
 
-    parallel: how many runs at a time, or a function that says how many now.
+    room() is how many runs there may be at the moment.
     """
-    room = parallel if callable(parallel) else lambda: parallel
     waiting = deque(job for job in jobs if not run_folder(job)[1])
     running, failures, told = [], [], time.monotonic()
     say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs were finished before")
@@ -506,12 +451,11 @@ def train(jobs: list[Job], parallel, start) -> list[str]:
                 else:
                     waiting.appendleft(run.job)
                 told = -math.inf
-            if (waiting or running) and time.monotonic() - told >= 60:
+            if running and time.monotonic() - told >= 60:
                 told = time.monotonic()
-                unfinished = [*(run.job for run in running), *waiting]
-                finished = len(jobs) - len(unfinished) - len(failures)
-                left = time_left(jobs, unfinished, room())
-                say(f"{finished} of {len(jobs)} finished, {len(running)} running, {left}")
+                finished = len(jobs) - len(running) - len(waiting) - len(failures)
+                first = f"{running[0].job}: {' '.join(lines_of(running[0].job.log)[-1:])}"
+                say(f"{finished} of {len(jobs)} finished, {len(running)} running; first {first}")
     finally:
         for run in running:
             run.stop()
@@ -521,33 +465,18 @@ def train(jobs: list[Job], parallel, start) -> list[str]:
 
 
 def parse_options(argv: list[str]):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("config", help="a file of benchmarks/ without .toml, or a path to one")
     parser.add_argument("--algos", nargs="+", metavar="TABLE", help="tables of it; default: all")
     parser.add_argument("--seeds", type=positive, default=5, help="how many; default 5")
     parser.add_argument("--first-seed", type=int, default=1, help="default 1")
-    parser.add_argument(
-        "--jobs", type=positive, help="runs at a time; default: cores / --torch-threads"
-    )
+    parser.add_argument("--jobs", type=positive, help="at a time; default: cores / --torch-threads")
     parser.add_argument("--torch-threads", type=positive, default=1, help="of a run; default 1")
-    evaluations = parser.add_mutually_exclusive_group()
-    evaluations.add_argument(
-        "--evaluations", type=positive, default=20, help="of a run, about; 1: the last; default 20"
-    )
-    evaluations.add_argument("--eval-frequency", type=int, help="steps between them instead")
+    parser.add_argument("--evaluations", type=positive, default=20, help="of a run; default 20")
     parser.add_argument("--runs-dir", help="default: runs/CONFIG")
     parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
     parser.add_argument("--ray", metavar="ADDRESS", help="trains on this Ray cluster")
     return parser.parse_args(argv)
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
-    return number
 
 
 def stop(signal_number, _):
@@ -559,35 +488,40 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def main():
+def tool(work):
+    """Ends with the exit status of work(flags, flags behind --), of wrong input or of a signal."""
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    argv = sys.argv[1:]
-    end = argv.index("--") if "--" in argv else len(argv)
+    flags, extra = sys.argv[1:], []
+    if "--" in flags:
+        end = flags.index("--")
+        flags, extra = flags[:end], flags[end + 1 :]
     try:
-        options = parse_options(argv[:end])
-        jobs = plan(options, argv[end + 1 :])
-        if options.dry_run:
-            for job in jobs:
-                print("python", shlex.join(job.words()))
-            return
-        if options.ray:
-            connect(options.ray, jobs)
-            signal.signal(signal.SIGTERM, stop)  # Ray has set its own
-        cores = cluster_cores if options.ray else usable_cores  # nodes may join later
-        parallel = lambda: options.jobs or max(cores() // options.torch_threads, 1)  # noqa: E731
-        failures = train(jobs, parallel, RayRun if options.ray else LocalRun)
-    except UserError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        sys.exit(2)
+        with errors_in_a_line():
+            sys.exit(work(flags, extra))
     except KeyboardInterrupt as interrupt:
-        print("run.py: stopped; the same command goes on", file=sys.stderr)
+        name = Path(sys.argv[0]).name
+        print(f"{name}: stopped; the same command goes on", file=sys.stderr)
         sys.exit(128 + interrupt.args[0])
+
+
+def campaign(flags: list[str], extra: list[str]) -> int:
+    options = parse_options(flags)
+    jobs = plan(options, extra)
+    if options.dry_run:
+        print(*(f"python {shlex.join(job.words())}" for job in jobs), sep="\n")
+        return 0
+    if options.ray:
+        connect(options.ray, jobs)
+        signal.signal(signal.SIGTERM, stop)  # Ray has set its own
+    cores = cluster_cores if options.ray else usable_cores  # nodes may join later
+    room = lambda: options.jobs or max(cores() // options.torch_threads, 1)  # noqa: E731
+    failures = train(jobs, room, RayRun if options.ray else LocalRun)
     say(f"{len(jobs) - len(failures)} of {len(jobs)} runs are finished, {len(failures)} failed")
     for failure in failures:
         print(f"FAILED   {failure}")
-    sys.exit(1 if failures else 0)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    tool(campaign)

@@ -11,7 +11,6 @@ operations and environment steps would take alone, by what this machine was meas
 time a step took. Rows go to results/speed/speed.csv.
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
-from report import ROOT, read_toml
+from report import ROOT, ArgumentParser, positive, read_toml
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 MAINTAIN = ROOT / "benchmarks" / "maintain"
@@ -54,7 +53,6 @@ class Cell:
     must_over: str = ""
     mflop: float = 0.0
     threshold: float = 0.0
-    every_seed: bool = False
     evaluated_on: str = ""
 
 
@@ -87,10 +85,10 @@ def held_to(cores: int):
         os.sched_setaffinity(0, before)
 
 
-def output_of(*words) -> str:
+def output_of(*words, python=sys.executable, folder=ROOT) -> str:
     """What a Python program prints; its complaints go to stderr."""
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
+    command = [str(word) for word in (python, *words)]
+    return subprocess.run(command, cwd=folder, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def our_flags(cell: Cell, folder: str, device: str = "cpu") -> list:
@@ -122,12 +120,8 @@ def run_peer(cell: Cell, library: str, folder: str, **more) -> dict:
     names = ("env_id", "num_envs", "threads", "first", "last")
     task = {name: getattr(cell, name) for name in names} | {"algo": cell.peers[library]}
     task |= {"library": LIBRARIES[library], "settings": cell.keywords, **more}
-    command = [str(PEERS), str(MAINTAIN / "peers.py"), json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    if done.returncode:
-        words = done.stderr.strip() or f"exit status {done.returncode}"
-        sys.exit(f"{library} failed: {words.splitlines()[-1]}")
-    last = done.stdout.strip().splitlines()[-1]
+    output = output_of(MAINTAIN / "peers.py", json.dumps(task), python=PEERS, folder=folder)
+    last = output.strip().splitlines()[-1]
     return json.loads(last) if last.startswith("{") else {}
 
 
@@ -166,14 +160,6 @@ def times_as_fast(ours: float, theirs: float) -> float:
 # The loop -----------------------------------------------------------------------------------------
 
 
-def is_reached(row: dict) -> bool:
-    """Whether a row with a target reaches it."""
-    if "ours_over_it" in row:
-        return row["ours_over_it"] >= row["must"]
-    enough = row["solved"] == row["repeats"] or not CELLS[row["cell"]].every_seed
-    return row["seconds"] < row["must"] and enough
-
-
 def keep(path: Path, rows: list[dict], order: list[str]):
     """Puts the rows of a cell in the place of its former ones."""
     table = pd.DataFrame(rows).astype(str)
@@ -190,16 +176,12 @@ def loop(doc: str, tasks: dict, default: list[str]):
     of a cell, repetitions and a folder returns rows.
     """
     os.environ["TQDM_DISABLE"] = "1"  # the scripts' progress would stand between the lines here
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=doc)
     parser.add_argument("names", nargs="*", help=f"default: {' '.join(default)}")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=positive, default=3)
     args = parser.parse_args()
     if unknown := set(args.names) - set(tasks):
         parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(tasks)}")
-    if args.repeats < 1:
-        parser.error("--repeats must be at least 1")
     names = args.names or default
     if any(name in CELLS and CELLS[name].peers for name in names) and not PEERS.exists():
         parser.error("the peers are not installed: make speed does it")
@@ -209,11 +191,8 @@ def loop(doc: str, tasks: dict, default: list[str]):
             with tempfile.TemporaryDirectory() as folder:
                 rows = measure(cell, args.repeats, folder)
             for row in rows:
-                said = ", ".join(f"{name} {value}" for name, value in row.items() if value != "")
-                verdict = (
-                    "" if not row.get("must") else ": reached" if is_reached(row) else ": MISSED"
-                )
-                print(said + verdict, flush=True)
+                said = (f"{column} {value}" for column, value in row.items() if value != "")
+                print(*said, sep=", ", flush=True)
             order = [cell for task in tasks.values() if task[0] == csv for cell in task[2]]
             keep(RESULTS / csv, rows, order)
 

@@ -13,15 +13,13 @@ The file has the command of the default, as it is typed in the repository's root
     learning_rate = { low = 1e-4, high = 1e-2, log = true }    anything between, by TPE alone
     num_minibatches = "= num_envs * num_steps // 64"           tied to others by + - * / // ( )
 
-A trial trains one point on a few seeds, the same for all, each by a plain command of the script.
-Its score is the mean over seeds of the greedy return at the end. The best trial and the default are
-then trained on fresh seeds, which choose nothing. runs/tune/FILE/ has the run folders, the table
-study.md, Optuna's journal and its pictures. The same command goes on where it was stopped, and runs
-nothing again that was finished. Exit status: 0 when the best trial was confirmed, 1 when there was
-nothing to confirm or that failed, 2 for wrong input, 128 + n when stopped by signal n.
+A trial trains one point on a few seeds, the same for all. Its score is the mean over seeds of the
+greedy return at the end. The best trial and the default are then trained on fresh seeds, which
+choose nothing. Everything is in runs/tune/FILE/. The same command continues a stopped search. Exit
+status: 0 when the best trial was confirmed, 1 when there was nothing to confirm or that failed, 2
+for wrong input, 128 + n when stopped by signal n.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -29,12 +27,11 @@ import math
 import os
 import re
 import shlex
-import signal
-import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import optuna
 import report
@@ -42,7 +39,7 @@ import run
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from report import UserError
+from report import UserError, positive
 
 
 def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
@@ -204,7 +201,7 @@ class Study:
         if self.options.dry_run:
             print(*(f"python {shlex.join(job.words())}" for job in jobs), sep="\n")
             return
-        run.train(jobs, self.options.jobs, start)
+        run.train(jobs, lambda: self.options.jobs, start)
         for trial in trials:
             missing = np.flatnonzero(~np.isfinite(trial.returns(seeds)))
             for i in missing[:1]:
@@ -261,9 +258,9 @@ class Study:
         return sorted(self.trials, key=lambda trial: trial.score(self.seeds), reverse=True)
 
     def table(self, trials) -> str:
-        names, rows = ["trial", *self.ranges], []
+        columns, rows = ["trial", *self.ranges], []
         for seeds in (self.seeds, self.fresh):
-            names += [f"seeds {seeds[0]} to {seeds[-1]}", "one by one"]
+            columns += [f"seeds {seeds[0]} to {seeds[-1]}", "one by one"]
         for trial in trials:
             rows.append([trial.name, *map(in_words, trial.settings.values())])
             for seeds in (self.seeds, self.fresh):
@@ -271,7 +268,7 @@ class Study:
                 whole = [report.mean_and_std(returns), ", ".join(map(report.number, returns))]
                 rows[-1] += whole if np.isfinite(returns).all() else ["", ""]
             rows[-1][-1] += trial.failure
-        return report.markdown(f"| {' | '.join(names)} |", rows)
+        return report.markdown(columns, rows)
 
     def write(self):
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -302,7 +299,7 @@ class Study:
 
     def draw(self, study: optuna.Study):
         """Optuna's pictures of the scores, in the order of the search and over each setting."""
-        report.pyplot()
+        plt.switch_backend("Agg")  # no screen is needed
         for name in ("optimization_history", "slice"):
             plot = getattr(optuna.visualization.matplotlib, f"plot_{name}")
             axes = np.atleast_1d(plot(study, target_name="score"))
@@ -311,49 +308,38 @@ class Study:
                     axis.axhline(score, color="black", label="default")
                 axes[0].legend()
             report.save(axes[0].figure, self.folder / f"{name}.png")
+            plt.close()
 
 
 def parse_options(argv: list[str]):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    number = run.positive
+    parser = report.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="command and ranges: a TOML file")
-    parser.add_argument("--trials", type=number, help="by TPE; default: the whole grid")
-    parser.add_argument("--seeds", type=number, default=3, help="of a trial; at least 3")
+    parser.add_argument("--trials", type=positive, help="by TPE; default: the whole grid")
+    parser.add_argument("--seeds", type=positive, default=3, help="of a trial; at least 3")
     parser.add_argument("--first-seed", type=int, default=1, help="default 1")
-    parser.add_argument("--fresh-seeds", type=number, default=5, help="after them; default 5")
-    parser.add_argument("--jobs", type=number, help="runs at a time; default: cores")
+    parser.add_argument("--fresh-seeds", type=positive, default=5, help="after them; default 5")
+    cores = run.usable_cores()
+    parser.add_argument("--jobs", type=positive, default=cores, help="at a time; default: cores")
     parser.add_argument("--tpe-seed", type=int, default=1, help="of the search; default 1")
-    parser.add_argument("--batch", type=number, default=4, help="that TPE asks for; default 4")
+    parser.add_argument("--batch", type=positive, default=4, help="that TPE asks for; default 4")
     parser.add_argument("--runs-dir", type=Path, help="default: runs/tune/FILE")
     parser.add_argument("--dry-run", action="store_true", help="prints the commands, no more")
     options = parser.parse_args(argv)
     if options.seeds < 3:
         raise UserError("--seeds is at least 3: of fewer, the best is the luckiest")
-    options.jobs = options.jobs or run.usable_cores()
     return options
 
 
-def main():
-    signal.signal(signal.SIGINT, run.stop)
-    signal.signal(signal.SIGTERM, run.stop)
-    argv = sys.argv[1:]
-    end = argv.index("--") if "--" in argv else len(argv)
-    try:
-        study = Study(parse_options(argv[:end]), argv[end + 1 :])
-        found = study.search()
-        if not study.options.dry_run:
-            if not study.confirm():
-                sys.exit(1)
-            study.draw(found)
-    except UserError as error:
-        print(f"tune.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt as interrupt:
-        print("tune.py: stopped; the same command goes on", file=sys.stderr)
-        sys.exit(128 + interrupt.args[0])
+def study(flags: list[str], extra: list[str]) -> int:
+    found = Study(parse_options(flags), extra)
+    searched = found.search()
+    if found.options.dry_run:
+        return 0
+    if not found.confirm():
+        return 1
+    found.draw(searched)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run.tool(study)

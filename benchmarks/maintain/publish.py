@@ -93,8 +93,8 @@ def short_table(cells: list[Cell], published: list) -> str:
         row = report.nearest(cell, published)
         theirs = [report.published_in_short(row, cell.env_id), row.source] if row else ["none", ""]
         rows.append([cell.env_id, cell.table, report.ours_in_short(cell, "greedy"), *theirs])
-    header = "| environment | table | ours | published | source |"
-    return report.markdown(header, rows) if cells else "No results yet."
+    columns = ["environment", "table", "ours", "published", "source"]
+    return report.markdown(columns, rows) if cells else "No results yet."
 
 
 def documents() -> dict[Path, str]:
@@ -117,7 +117,7 @@ def between_markers(path: Path, text: str) -> str:
 
 
 def main():
-    parser = report.ArgumentParser(__doc__)
+    parser = report.ArgumentParser(description=__doc__)
     default = ROOT / "runs"
     parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")

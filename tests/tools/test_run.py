@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import ppo
 import pytest
 import test_dqn_apex
-from conftest import ROOT
+from conftest import ROOT, train
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import run
@@ -308,4 +308,4 @@ def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
     apex = subprocess.run(command, capture_output=True, text=True)
     assert apex.returncode == 0, apex.stderr
     monkeypatch.setattr(test_dqn_apex.dqn_apex, "ray", test_dqn_apex.StandIn())
-    assert test_dqn_apex.hash_of(apex.stdout) == test_dqn_apex.apex_train(**APEX).hash()
+    assert test_dqn_apex.hash_of(apex.stdout) == train(test_dqn_apex.dqn_apex, **APEX).hash()

@@ -132,15 +132,6 @@ def test_rows_of_a_cell_take_the_place_of_its_former_ones(tmp_path):
     assert path.read_text("utf-8") == "cell,sps,must\na,1.5,inf\na,3.0,inf\nb,4,\n"
 
 
-def test_a_target_is_reached_by_every_seed_where_it_must_be():
-    row = {"cell": "solve-cartpole", "seconds": 5.9, "must": 6, "solved": 2, "repeats": 3}
-    assert speed.is_reached(row) and not speed.is_reached(row | {"seconds": 6})
-    lander = row | {"cell": "solve-lunarlander"}
-    assert not speed.is_reached(lander) and speed.is_reached(lander | {"solved": 3})
-    assert speed.is_reached({"ours_over_it": 1.6, "must": 1.6})
-    assert not speed.is_reached({"ours_over_it": 1.59, "must": 1.6})
-
-
 def test_actors_are_measured_beside_dqn_and_a_run_that_solved_nothing_took_for_ever(monkeypatch):
     monkeypatch.chdir(ROOT)
     seconds = {"dqn": 90.0, "dqn_apex --num-actors 4": 30.0}

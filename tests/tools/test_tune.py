@@ -44,6 +44,8 @@ class RunArgs(Args):
     runs_dir: str = "runs"
     exp_name: str = ""
 
+make_agent = evaluation_policy = make_envs = None  # every script has them
+
 def parse_args(name, args_class, argv):
     parser = argparse.ArgumentParser()
     for field in fields(args_class):
@@ -62,10 +64,11 @@ if __name__ == "__main__":
     name = f"{args['exp_name']}-{args['seed']}-now".lstrip("-")
     folder = Path(args["runs_dir"], args["env_id"], "hill", name)
     folder.mkdir(parents=True)
-    (folder / "args.tmp").write_text(json.dumps({"args": args | {"device": "cpu"}}))
-    (folder / "args.tmp").rename(folder / "args.json")  # whole, as the scripts write it
     value = 100 - (args["x"] - 2) ** 2 - abs(args["num_envs"] - 4) + args["seed"]
-    (folder / "result.json").write_text(json.dumps({"eval_return_mean": value}))
+    args_json, result = {"args": args | {"device": "cpu"}}, {"eval_return_mean": value}
+    for name, content in (("args.json", args_json), ("result.json", result)):
+        (folder / "new").write_text(json.dumps(content))
+        (folder / "new").rename(folder / name)  # whole, as the scripts write it
     with open("finished.txt", "a") as file:
         file.write(f"{args['x']} {args['num_envs']} {args['seed']}\\n")
 """
@@ -109,6 +112,7 @@ def house(tmp_path, monkeypatch):
     for name in ("tune.py", "run.py", "report.py"):
         shutil.copy(ROOT / "benchmarks" / name, tmp_path / "benchmarks")
     (tmp_path / "algos" / "hill.py").write_text(HILL)
+    shutil.copy(ROOT / "algos" / "load.py", tmp_path / "algos")
     (tmp_path / "grid.toml").write_text(GRID)
     (tmp_path / "range.toml").write_text(RANGE)
     monkeypatch.setattr(tune.run, "ROOT", tmp_path)
@@ -135,7 +139,7 @@ def tuned(house, *flags, status: int = 0) -> str:
     ):
         os.chdir(house)
         try:
-            tune.main()
+            tune.run.tool(tune.study)
         except SystemExit as exit:
             code = exit.code
     assert code == status, err.getvalue() + out.getvalue()
