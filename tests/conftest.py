@@ -152,6 +152,7 @@ def command(monkeypatch, capsys):
     def run(name, flags="", *more, ok: bool = True) -> Result:
         words = [*flags.split(), *map(str, more)]
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        capsys.readouterr()  # of what ran before
         status = 0
         try:
             runpy.run_path(str(ROOT / "algos" / f"{name}.py"), run_name="__main__")

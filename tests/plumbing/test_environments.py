@@ -123,13 +123,13 @@ def test_dict_observations_are_flattened_and_can_be_recovered():
     "HalfCheetah-v5 Ant-v5 HalfCheetahBulletEnv-v0 environments:Mixed-v0 environments:Colour-v0 "
     "environments:ShortCarRacing-v0 environments:Scalar-v0 environments:HalfOpen-v0".split(),
 )
-def test_ppo_trains_saves_evaluates(script, env_id, tmp_path):
-    settings = "--total-timesteps 64 --num-envs 2 --num-steps 16 --eval-episodes 1".split()
-    trained = script("ppo", "--env-id", env_id, *settings)
-    evaluated = script("ppo", "--evaluate", only_run(tmp_path))
+def test_ppo_trains_saves_evaluates(command, env_id, tmp_path):
+    flags = "--total-timesteps 64 --num-envs 2 --num-steps 16 --eval-episodes 1 --torch-threads 1"
+    trained = command("ppo", flags, "--env-id", env_id)
+    evaluated = command("ppo", "--evaluate", only_run(tmp_path))
     assert evaluated.line("evaluation") == trained.line("evaluation")
     assert evaluated.hash == trained.hash
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]  # no MUJOCO_LOG.TXT
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT
 
 
 def test_atari_observations_equal_those_of_gymnasium(monkeypatch):
@@ -216,11 +216,10 @@ def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
     )
 
 
-def test_vectors_of_bytes_are_observations_too(script, tmp_path):
-    flags = "--env-id environments:Bytes-v0 --total-timesteps 64 --eval-episodes 1".split()
-    script("ppo", *flags, "--num-envs", 2, "--num-steps", 16)
-    script("a2c", *flags, "--num-envs", 2, "--num-steps", 16)
-    script("td3", *flags, "--learning-starts", 32, "--batch-size", 3)
+def test_vectors_of_bytes_are_observations_too(command):
+    flags = "--env-id environments:Bytes-v0 --total-timesteps 64 --eval-episodes 1 "
+    command("ppo", flags + "--num-envs 2 --num-steps 16")
+    command("td3", flags + "--learning-starts 32 --batch-size 3")
 
 
 def test_an_evaluation_ends_where_episodes_do_not(monkeypatch, capsys):
@@ -262,16 +261,3 @@ def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():
 
     expected = [1 + 0.9 * value(o) for o in (obs[1, 0], final[0], last[0])]
     assert batch["returns"].tolist() == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_video_of_the_evaluation(script, tmp_path):
-    import imageio
-
-    settings = "--total-timesteps 512 --eval-episodes 2 --capture-video".split()
-    script("ppo", *settings)
-    path = only_run(tmp_path) / "videos" / "step-512-seed-1.mp4"
-    frames = [frame for frame in imageio.get_reader(path)]
-    assert len(frames) > 5 and frames[0].shape == (400, 600, 3)
-    assert not np.array_equal(frames[0], frames[-1])
-    script("ppo", "--evaluate", only_run(tmp_path), "--capture-video")
-    assert sorted(x.name for x in path.parent.iterdir()) == ["evaluation-seed-1.mp4", path.name]

@@ -65,17 +65,14 @@ def test_no_command_line_ends_in_a_traceback(name, words, tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name, kilobytes", [("dqn", 4), ("dqn", 60), ("ppo", 60)])
-def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, name, kilobytes):
+@pytest.mark.parametrize("kilobytes", [4, 60])
+def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
     """Also where the curves' own thread is the first to meet the limit."""
-    flags = "--total-timesteps 3000 --checkpoint-frequency 1000 --num-envs 1".split()
-    if name == "dqn":
-        flags += "--hidden-sizes 8 8 --log-frequency 8 --learning-starts 100".split()
-    else:
-        flags += "--num-steps 100 --num-minibatches 1".split()
+    flags = "--total-timesteps 2000 --checkpoint-frequency 1000 --num-envs 1 --hidden-sizes 8 8 "
+    flags = (flags + "--log-frequency 8 --learning-starts 100").split()
     limit = (kilobytes * 1024, kilobytes * 1024)
     process = subprocess.run(
-        [sys.executable, ROOT / "algos" / f"{name}.py", *flags],
+        [sys.executable, ROOT / "algos" / "dqn.py", *flags],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -84,11 +81,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, name, kilobyte
     assert process.returncode == 1, process.stderr
     assert "Traceback" in process.stderr and "File too large" in process.stderr
     folder = only_run(tmp_path)
-    assert f"to resume: python {ROOT}/algos/{name}.py --resume" in process.stderr
+    assert f"to resume: python {ROOT}/algos/dqn.py --resume" in process.stderr
     assert (folder / "checkpoint.pt").exists() == (kilobytes > 4)  # else no room for the first one
     if kilobytes > 4:
-        whole = script(name, *flags, "--runs-dir", "whole")
-        assert script(name, "--resume", folder).hash == whole.hash
+        whole = script("dqn", *flags, "--runs-dir", "whole")
+        assert script("dqn", "--resume", folder).hash == whole.hash
 
 
 KILLED = {  # a second or two each, with a checkpoint every eighth of a second
@@ -119,6 +116,34 @@ KILLED = {  # a second or two each, with a checkpoint every eighth of a second
 }
 
 
+ATARI = "--env-id ALE/Breakout-v5 --num-envs 2 --episodic-life --clip-reward --torch-threads 1 "
+BULLET = "--env-id HalfCheetahBulletEnv-v0 "
+LONGER = {  # `make test-slow`
+    "ppo": [
+        ATARI + "--total-timesteps 512 --checkpoint-frequency 128 --num-minibatches 2 "
+        "--update-epochs 2",
+        BULLET + "--total-timesteps 2048 --checkpoint-frequency 512 --norm-obs --norm-reward",
+    ],
+    "a2c": [
+        ATARI + "--total-timesteps 512 --checkpoint-frequency 128 --num-steps 16",
+        BULLET + "--total-timesteps 2048 --checkpoint-frequency 512 --num-steps 8 --norm-obs",
+    ],
+    "dqn": [
+        ATARI + "--total-timesteps 1024 --checkpoint-frequency 256 --train-frequency 32 "
+        "--gradient-steps 1 --learning-starts 200 --buffer-size 300 --n-step 3 --eval-epsilon 1",
+    ],
+    "td3": [
+        BULLET + "--total-timesteps 1024 --checkpoint-frequency 256 --learning-starts 100 "
+        "--buffer-size 300 --batch-size 16 --hidden-sizes 16 16",
+    ],
+}
+SLOW = [(name, flags) for name in SCRIPTS for flags in LONGER[name]]
+CASES = [
+    *((name, None, part) for name in SCRIPTS for part in range(PARTS)),
+    *(pytest.param(*pair, 0, marks=pytest.mark.slow) for pair in SLOW),
+]
+
+
 def what_remains(folder: Path):
     """All that a finished run leaves and that a repetition has to equal."""
     result = json.loads((folder / "result.json").read_text())
@@ -134,12 +159,12 @@ def last_checkpoint(folder: Path) -> int:
     return torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_run_killed_at_any_moment_resumes_exactly(script, tmp_path, name, part):
+@pytest.mark.parametrize("name, flags, part", CASES)
+def test_a_run_killed_at_any_moment_resumes_exactly(script, tmp_path, name, flags, part):
     """Each run is killed once to three times, at shares of its length that the seed gives."""
     draw = random.Random(f"{SEED} {name} {part}")
-    flags = [*draw.choice(KILLED[name]).split(), "--eval-frequency", "1000", "--eval-episodes", "3"]
+    flags = [*(flags or draw.choice(KILLED[name])).split(), "--eval-frequency", "1000"]
+    flags += ["--eval-episodes", "1" if "ALE" in flags[1] else "3"]
     started = time.perf_counter()
     whole = script(name, *flags, "--runs-dir", "whole").line("run folder")
     seconds, expected = time.perf_counter() - started, what_remains(tmp_path / whole)

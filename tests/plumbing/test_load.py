@@ -3,11 +3,12 @@
 import ast
 import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import ppo
 import pytest
-from conftest import ROOT, SCRIPTS, VARIANTS, new_run, stopped, train
+from conftest import ROOT, SCRIPTS, VARIANTS, env_seeds, new_run, stopped, train
 from load import load, parts_of
 from test_runs import TINY
 
@@ -37,16 +38,12 @@ def play(policy, envs, seeds):
     return returns
 
 
-def evaluation_seeds(seed, n):
-    return [int(s) >> 1 for s in np.random.SeedSequence([seed, 0, 1]).generate_state(n)]
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_loaded_agent_plays_as_the_evaluation_of_its_run(name):
     run = finished(name, eval_episodes=3, seed=5)
     result = json.loads((run.folder / "result.json").read_text())
     for path in (run.folder, run.folder / "weights.npz"):
-        returns = play(*load(path, num_envs=3), evaluation_seeds(5, 3))
+        returns = play(*load(path, num_envs=3), env_seeds(3, 5, 0, 1))
         assert returns.mean() == pytest.approx(result["eval_return_mean"])
         assert returns.std() == pytest.approx(result["eval_return_std"])
 
@@ -119,24 +116,29 @@ def test_a_resumed_run_knows_its_best(monkeypatch):
     assert all(np.array_equal(best[k], x) for k, x in arrays(run.folder / "best.npz").items())
 
 
-def test_evaluate_takes_weights_with_and_without_their_settings(script, tmp_path):
-    run = script("ppo", *"--total-timesteps 1024 --eval-frequency 512 --gamma 0.9".split())
+def test_evaluate_takes_weights_with_and_without_their_settings(command, tmp_path):
+    run = command("ppo", "--total-timesteps 1024 --eval-frequency 512 --gamma 0.9")
     folder = tmp_path / run.line("run folder")
-    whole = script("ppo", "--evaluate", folder)
-    beside = script("ppo", "--evaluate", folder / "weights.npz")
+    whole = command("ppo", "--evaluate", folder)
+    beside = command("ppo", "--evaluate", folder / "weights.npz")
     assert whole.hash == beside.hash and whole.line("evaluation") == beside.line("evaluation")
     (tmp_path / "alone.npz").write_bytes((folder / "best.npz").read_bytes())
-    typed = script("ppo", "--evaluate", tmp_path / "alone.npz", "--eval-episodes", 3)
+    typed = command("ppo", "--eval-episodes 3 --evaluate", tmp_path / "alone.npz")
     assert typed.line("evaluation")
     (tmp_path / "wrong.npz").write_bytes(b"nothing")
     for name in ("wrong", "none"):
-        refused = script("ppo", "--evaluate", tmp_path / f"{name}.npz", ok=False)
+        refused = command("ppo", "--evaluate", tmp_path / f"{name}.npz", ok=False)
         assert refused.status == 2 and f"{name}.npz" in refused.err
     assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
 
 
-def test_settings_may_come_from_any_editor(monkeypatch, tmp_path):
-    """A byte order mark, lines that end as on Windows, accents and spaces in names."""
+def test_settings_may_come_from_any_editor_and_machine(monkeypatch, tmp_path):
+    """A byte order mark, lines that end as on Windows, accents and spaces in names; UTF-8, whatever
+    the machine speaks.
+    """
+    read_text = Path.read_text
+    # without a default for the encoding
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: read_text(path, encoding))
     folder = tmp_path / "été un"
     folder.mkdir()
     text = "# réglages\r\n[ppo]\r\ngamma = 0.9\r\n"

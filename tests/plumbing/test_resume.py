@@ -1,20 +1,18 @@
 """What a process that was killed leaves behind, and what the next one makes of it."""
 
-import importlib
 import json
 
 import ppo
 import pytest
-from conftest import SCRIPTS, new_run
+from conftest import new_run
 from test_runs import TINY
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_seconds_are_those_of_training_alone(name, monkeypatch):
+def test_seconds_are_those_of_training_alone(monkeypatch):
     """7 s until the checkpoint of the first half, 2 s more that are lost, 3 s after the resume."""
-    script, now = importlib.import_module(name), [1000.0]
-    monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
-    run = new_run(script, **TINY[name], eval_episodes=2)
+    now = [1000.0]
+    monkeypatch.setattr(ppo.time, "perf_counter", lambda: now[0])
+    run = new_run(ppo, **TINY["ppo"], eval_episodes=2)
 
     def begin(run):
         run.start(agent=run.agent)
@@ -29,9 +27,9 @@ def test_seconds_are_those_of_training_alone(name, monkeypatch):
     assert points["charts/SPS", half] == half / 7
     now[0] += 2
 
-    settings = TINY[name] | {"resume": str(run.folder)}
+    settings = TINY["ppo"] | {"resume": str(run.folder)}
     now[0] += 5000
-    resumed = new_run(script, **settings, eval_episodes=2)
+    resumed = new_run(ppo, **settings, eval_episodes=2)
     now[0] += 20  # imports and the like
     points = begin(resumed)
     assert resumed.step_count == half

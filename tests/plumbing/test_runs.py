@@ -1,12 +1,13 @@
-"""What every script promises of a run, through its command: repeats, resumes, saves, refuses."""
+"""What every script promises of a run: it repeats, resumes, saves, and refuses wrong input.
+
+What main, Run and the other plumbing do is tested with ppo: all four have the same bytes of it.
+"""
 
 import ast
 import dataclasses
 import hashlib
 import importlib
 import json
-import os
-import random
 import re
 import shlex
 import shutil
@@ -16,66 +17,38 @@ import sys
 import time
 import tomllib
 import weakref
+from pathlib import Path
 
 import gymnasium as gym
+import imageio
 import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, env_seeds, new_run, only_run, parse, scalars, train
-from torch.utils.tensorboard import SummaryWriter
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    Result,
+    env_seeds,
+    new_run,
+    only_run,
+    parse,
+    scalars,
+    stopped,
+    train,
+)
+from test_weights import code_of_the_page
 from tqdm import tqdm
 
-# Short runs that still update, by script. The replay buffers wrap in all of them.
 STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
-SHORT = {
-    "ppo": "--total-timesteps 3072 --checkpoint-frequency 512".split(),
-    "a2c": "--total-timesteps 3072 --checkpoint-frequency 512 --num-steps 8".split(),
+SHORT = {  # runs that still update; the replay buffers wrap in them
+    "ppo": "--total-timesteps 3072 --checkpoint-frequency 512",
+    "a2c": "--total-timesteps 3072 --checkpoint-frequency 512 --num-steps 8",
     "td3": "--total-timesteps 1024 --checkpoint-frequency 256 --env-id Pendulum-v1 "
     "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
-    "--log-frequency 50".split(),
-    "dqn": "--total-timesteps 3072 --checkpoint-frequency 512 --buffer-size 700 "
-    "--gradient-steps 1".split(),
+    "--log-frequency 50",
+    "dqn": "--total-timesteps 3072 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
 }
-SECOND = {
-    "ppo": "--env-id Pendulum-v1 --total-timesteps 3072 --checkpoint-frequency 512 "
-    "--norm-obs --norm-reward --num-minibatches 2 --clip-vloss".split(),
-    "a2c": "--env-id Pendulum-v1 --total-timesteps 3072 --checkpoint-frequency 512 "
-    "--num-steps 8 --norm-obs --norm-reward --optimizer adam".split(),
-    "td3": "--env-id LunarLanderContinuous-v3 --total-timesteps 1024 --checkpoint-frequency 256 "
-    "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 --num-envs 2 "
-    "--policy-frequency 3 --log-frequency 50".split(),
-    "dqn": "--env-id LunarLander-v3 --total-timesteps 3072 --checkpoint-frequency 512 "
-    "--buffer-size 700 --gradient-steps 1 --num-envs 2 --double --dueling --n-atoms 11 "
-    "--n-step 3 --tau 0.5".split(),
-}
-ATARI = {
-    "ppo": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
-    "--num-envs 2 --num-minibatches 2 --update-epochs 2 --episodic-life --clip-reward "
-    "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
-    "a2c": "--env-id ALE/Breakout-v5 --total-timesteps 512 --checkpoint-frequency 128 "
-    "--num-envs 2 --num-steps 16 --episodic-life "
-    "--clip-reward --eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
-    "dqn": "--env-id ALE/Breakout-v5 --total-timesteps 1024 --checkpoint-frequency 256 "
-    "--num-envs 2 --train-frequency 32 --gradient-steps 1 --learning-starts 200 "
-    "--buffer-size 300 --n-step 3 --episodic-life --clip-reward --eval-epsilon 1 "
-    "--eval-episodes 1 --torch-threads 1 --log-frequency 64".split(),
-}
-PYBULLET = {
-    "ppo": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
-    "--norm-obs --norm-reward --num-minibatches 2".split(),
-    "a2c": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 2048 --checkpoint-frequency 512 "
-    "--num-steps 8 --norm-obs --norm-reward --log-frequency 256".split(),
-    "td3": "--env-id HalfCheetahBulletEnv-v0 --total-timesteps 1024 --checkpoint-frequency 256 "
-    "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
-    "--log-frequency 64".split(),
-}
-LONGER = [(name, kind[name]) for kind in (ATARI, PYBULLET) for name in SCRIPTS if name in kind]
-TO_KILL = [  # SHORT and its like are killed in test_hostile.py
-    *((name, SECOND[name]) for name in SCRIPTS),
-    ("td3_sac", [*SHORT["td3"], "--quantiles", "5", "--drop", "2"]),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LONGER),
-]
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
     "losses/approx_kl losses/clipfrac losses/explained_variance",
@@ -103,10 +76,30 @@ def name(request):
     return request.param
 
 
-def test_the_seed_rules_the_run_and_evaluation_changes_nothing(script, name):
-    first = script(name, *SHORT[name], "--runs-dir", "first")
-    assert script(name, *SHORT[name], "--eval-frequency", 500).hash == first.hash
-    assert script(name, *SHORT[name], "--seed", 2).hash != first.hash
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """finished("ppo"): the folder in which a copy of algos/ppo.py, all alone, has trained once, and
+    what it wrote to stdout and stderr.
+    """
+    done = {}
+
+    def run(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            shutil.copy(ROOT / "algos" / f"{name}.py", folder / "mine.py")
+            flags = f"{SHORT[name]} --eval-frequency {STEPS[name] // 4} --exp-name my-try"
+            process = subprocess.run(
+                [sys.executable, "mine.py", *flags.split()],
+                cwd=folder,
+                env={"OMP_NUM_THREADS": "1"},  # and no PYTHONPATH
+                capture_output=True,
+                text=True,
+            )
+            assert process.returncode == 0, process.stderr
+            done[name] = folder, Result(0, process.stdout, process.stderr)
+        return done[name]
+
+    return run
 
 
 def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
@@ -149,19 +142,18 @@ def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
     assert np.flatnonzero(found[:13]).tolist() == [4, 9]  # its episodes are of five steps
 
 
-def test_what_a_run_leaves_behind(script, name, tmp_path):
-    steps = STEPS[name]
-    result = script(name, *SHORT[name], "--eval-frequency", steps // 4, "--exp-name", "my-try")
+def test_what_a_run_leaves_behind(finished, name):
+    (tmp_path, result), steps = finished(name), STEPS[name]
     folder = only_run(tmp_path)
     assert str(folder.relative_to(tmp_path)) == result.line("run folder")
-    assert re.fullmatch(r"my-try-1-\d{8}-\d{6}", folder.name)
+    assert folder.parts[-2] == name and re.fullmatch(r"my-try-1-\d{8}-\d{6}", folder.name)
     files = [path.name for path in folder.iterdir() if not path.name.startswith("events.out.")]
     assert sorted(files) == ["args.json", "best.npz", "result.json", "weights.npz"]
     saved = json.loads((folder / "result.json").read_text())
     assert saved["steps"] == steps and saved["run_hash"] == result.hash
     assert saved["env_id"] == folder.parts[-3] and saved["algo"] == name and saved["seed"] == 1
     described = json.loads((folder / "args.json").read_text())
-    assert described["algo"] == name and f"{name}.py --total-timesteps" in described["command"]
+    assert described["algo"] == name and "mine.py --total-timesteps" in described["command"]
     assert described["args"]["total_timesteps"] == steps and "torch" in described["versions"]
     source = (ROOT / "algos" / f"{name}.py").read_bytes()
     assert described["versions"]["script"] == hashlib.sha256(source).hexdigest()
@@ -177,128 +169,74 @@ def test_what_a_run_leaves_behind(script, name, tmp_path):
     assert f" 0/{steps} [" in result.err and result.err.count("\n") <= 3  # in a file rarely a line
 
 
-def test_a_terminal_sees_how_far_a_run_is_and_its_last_return(name, monkeypatch, capsys):
-    module, intervals = importlib.import_module(name), []
+def test_another_process_repeats_the_run_and_its_evaluation(finished, command, name, monkeypatch):
+    """Also without the evaluations in between; of an evaluation another seed plays others."""
+    tmp_path, trained = finished(name)
+    assert command(name, SHORT[name]).hash == trained.hash
+    monkeypatch.chdir(tmp_path)
+    evaluated = command(name, "--evaluate", trained.line("run folder"))
+    assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert evaluated.hash == trained.hash
+    other = command(name, "--seed 2 --evaluate", trained.line("run folder"))
+    assert other.line("evaluation") != trained.line("evaluation") and other.hash == trained.hash
+    only_run(tmp_path)
+
+
+def test_a_terminal_sees_how_far_a_run_is_and_its_last_return(monkeypatch, capsys):
+    intervals = []
 
     def bar(mininterval, **settings):
         intervals.append(mininterval)
         return tqdm(mininterval=0, **settings)
 
-    monkeypatch.setattr(module, "tqdm", bar)
-    env = "BlindBox" if name == "td3" else "Blind"
-    settings = TINY[name] | dict(env_id=f"environments:{env}-v0", log_frequency=64)
-    train(module, **settings)
+    monkeypatch.setattr(ppo, "tqdm", bar)
+    settings = dict(env_id="environments:Blind-v0", total_timesteps=512, log_frequency=64)
+    train(ppo, **settings)
     error = capsys.readouterr().err
     assert "/512 [" in error and "steps/s, return 5.0" in error
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    train(module, **settings)
+    train(ppo, **settings)
     assert intervals == [30, 0.1]  # seconds, in a file and in a terminal
 
 
-def test_evaluate_repeats_an_evaluation_of_one_episode_to_the_digit(script, tmp_path):
+def test_evaluate_repeats_an_evaluation_of_one_episode_to_the_digit(command, tmp_path):
     """A product with one row is rounded by where the weights begin in memory: at 30 units apart."""
-    flags = "--total-timesteps 1500 --learning-starts 500 --batch-size 32 --eval-episodes 1".split()
-    script("td3", "--env-id", "HalfCheetah-v5", *flags, "--hidden-sizes", 30, 30)
-    saved = json.loads((only_run(tmp_path) / "result.json").read_text())
-    evaluated = script("td3", "--evaluate", only_run(tmp_path))
-    assert f"return {saved['eval_return_mean']:.1f} " in evaluated.line("evaluation")
-
-
-def test_evaluate_repeats_the_last_evaluation(script, name, tmp_path):
-    trained = script(name, *SECOND[name])
-    evaluated = script(name, "--evaluate", trained.line("run folder"))
+    flags = "--env-id HalfCheetah-v5 --total-timesteps 600 --learning-starts 500 --batch-size 32 "
+    trained = command("td3", flags + "--eval-episodes 1 --hidden-sizes 30 30")
+    evaluated = command("td3", "--evaluate", only_run(tmp_path))
     assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert evaluated.hash == trained.hash
-    other = script(name, "--evaluate", trained.line("run folder"), "--seed", 2)
-    assert other.line("evaluation") != trained.line("evaluation") and other.hash == trained.hash
-    assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
 
 
-def test_an_evaluation_films_its_first_episode(monkeypatch):
-    import imageio
-    import ppo
-
+def test_an_evaluation_films_its_first_episode(command):
     settings = dict(env_id="environments:ShortCartPole-v0", total_timesteps=512, num_envs=2)
     plain = train(ppo, **settings, exp_name="plain")
     run = train(ppo, **settings, capture_video=True, eval_episodes=2, eval_frequency=256, seed=1)
     assert run.hash() == plain.hash()
-    (film,) = (run.folder / "videos").iterdir()
-    assert film.name == "step-256-seed-1.mp4"
-    frames = imageio.mimread(film)
-    assert 5 < len(frames) <= 13 and frames[0].std() > 0  # of the 13 steps of an episode
-
-
-def kill_after(process, checkpoint, number: int) -> bool:
-    """Kills a run at a random moment after its `number`-th checkpoint; whether it still ran."""
-    seen, count = checkpoint() and checkpoint().stat().st_mtime_ns, 0
-    while count < number and process.poll() is None:
-        time.sleep(0.002)
-        if checkpoint() and checkpoint().stat().st_mtime_ns != seen:
-            seen, count = checkpoint().stat().st_mtime_ns, count + 1
-    time.sleep(random.uniform(0, 0.1))
-    ran = process.poll() is None
-    process.kill()
-    process.wait()
-    return ran
-
-
-@pytest.mark.parametrize("name, flags", TO_KILL)
-def test_a_killed_run_resumes_to_the_same_end(script, tmp_path, name, flags):
-    flags = [*flags, "--eval-frequency", "500", "--eval-episodes", "1"]
-    whole = script(name, *flags, "--runs-dir", "whole")
-
-    def checkpoint():
-        return next(tmp_path.glob("runs/*/*/*/checkpoint.pt"), None)
-
-    def start(*flags):
-        command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
-        silent = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return subprocess.Popen([str(w) for w in command], cwd=tmp_path, **silent)
-
-    assert kill_after(start(*flags), checkpoint, 1 + random.randint(1, 2))  # the first is at step 0
-    folder = only_run(tmp_path)
-    assert not (folder / "result.json").exists()
-    step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
-    time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with a second
-    with SummaryWriter(folder) as writer:  # as if more had been logged before the kill
-        writer.add_scalar("eval/episodic_return", -1e9, step + 1)
-        writer.add_scalar("charts/episodic_return", -1e9, step + 100)
-    time.sleep(1)
-    kill_after(start("--resume", folder), checkpoint, 1)
-    script(name, "--resume", folder)
-    saved = json.loads((folder / "result.json").read_text())
-    assert saved["run_hash"] == whole.hash
-    uninterrupted = scalars(tmp_path / whole.line("run folder"))
-    resumed = scalars(folder)
-    assert all(len(values) == 1 for values in resumed.values())
-    assert resumed == uninterrupted and len(resumed) >= 30
+    run.finish()
+    command("ppo", "--capture-video --evaluate", run.folder)
+    films = sorted((run.folder / "videos").iterdir())
+    names = ["evaluation-seed-1.mp4", "step-256-seed-1.mp4", "step-512-seed-1.mp4"]
+    assert [film.name for film in films] == names
+    for film in films:
+        frames = imageio.mimread(film)
+        assert 5 < len(frames) <= 13 and frames[0].shape == (400, 600, 3)  # of 13 steps at most
+        assert frames[0].std() > 0 and not np.array_equal(frames[0], frames[-1])
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_a_run_resumes_in_the_same_process(kind, tmp_path, monkeypatch):
-    """As test_a_killed_run_resumes_to_the_same_end, in a second."""
+def test_a_run_resumes_in_the_same_process(kind):
+    """As test_a_run_killed_at_any_moment_resumes_exactly, in a second."""
     module = importlib.import_module(kind.split()[0])
-    end_iteration = module.Run.end_iteration
     settings = dict(checkpoint_frequency=128) | TINY[kind]
-
-    def stop(run, scalars):
-        step = end_iteration(run, scalars)
-        if step >= 320:
-            raise KeyboardInterrupt
-        return step
-
-    whole = train(module, **settings, runs_dir="whole").hash()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.Run, "end_iteration", stop)
-        train(module, **settings)
-    folder = only_run(tmp_path)
-    assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] == 256
-    assert train(module, **settings, resume=str(folder)).hash() == whole
+    whole = train(module, **settings).hash()
+    run = stopped(new_run(module, **settings), module.train, after=319)
+    assert torch.load(run.folder / "checkpoint.pt", weights_only=True)["step"] == 256
+    assert train(module, **settings, resume=str(run.folder)).hash() == whole
 
 
-def test_vectors_take_one_thread_of_torch(name):
+def test_vectors_take_one_thread_of_torch():
     torch.set_num_threads(2)
-    new_run(importlib.import_module(name), **TINY[name])
+    new_run(ppo)
     assert torch.get_num_threads() == 1
 
 
@@ -327,8 +265,8 @@ def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     assert max(step for _, step in scalars(run.folder)) == 500
 
 
-def test_ctrl_c_says_in_a_line_how_to_go_on(name, tmp_path):
-    command = [sys.executable, ROOT / "algos" / f"{name}.py", "--total-timesteps", "8000000"]
+def test_ctrl_c_says_in_a_line_how_to_go_on(tmp_path):
+    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "8000000"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
         assert process.poll() is None
@@ -339,54 +277,44 @@ def test_ctrl_c_says_in_a_line_how_to_go_on(name, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 130
     assert (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns == before
-    lines = [
-        line for line in err.splitlines() if line.strip() and "/8000000 [" not in line
-    ]  # no bar
+    lines = [x for x in err.splitlines() if x.strip() and "/8000000 [" not in x]  # no bar
     folder = only_run(tmp_path).relative_to(tmp_path)
-    assert lines == [f"stopped; to resume: python {ROOT}/algos/{name}.py --resume {folder}"]
+    assert lines == [f"stopped; to resume: python {ROOT}/algos/ppo.py --resume {folder}"]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(script, name, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
-    result = script(name, *SHORT[name], "--env-id", env_id, ok=False)
-    assert result.status == 1 and "Traceback" in result.err
-    lines = [
-        line for line in result.err.splitlines() if line.strip() and " steps/s" not in line
-    ]  # no bar
-    *_, error, note = lines
-    assert re.match(
-        r"FloatingPointError: losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)", error
+    message = r"losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)"
+    with pytest.raises(FloatingPointError, match=message) as error:
+        command(name, SHORT[name], "--env-id", env_id)
+    folder = only_run(tmp_path)
+    resume = shlex.join(
+        ["python", f"{ROOT}/algos/{name}.py", "--resume", str(folder.relative_to(tmp_path))]
     )
-    command = shlex.join(["python", f"{ROOT}/algos/{name}.py", "--resume"])
-    assert note == f"to resume: {command} {only_run(tmp_path).relative_to(tmp_path)}"
-    with np.load(only_run(tmp_path) / "weights.npz") as weights:
+    assert error.value.__notes__ == [f"to resume: {resume}"]
+    with np.load(folder / "weights.npz") as weights:
         assert all(np.isfinite(weights[k]).all() for k in weights.files if "action_" not in k)
-    agent = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)["parts"]["agent"]
+    agent = torch.load(folder / "checkpoint.pt", weights_only=True)["parts"]["agent"]
     assert all(x.isfinite().all() for key, x in agent.items() if "action_" not in key)
 
 
-def test_initial_weights_travel_by_name(script, name, tmp_path):
+def test_initial_weights_travel_by_name(refused, name):
     module = importlib.import_module(name)
-    first = script(name, *SHORT[name], "--runs-dir", "first")
-    init = module.Run(name, parse(module, SHORT[name]), module.make_agent, None).arrays()
-    shutil.rmtree("runs")
+    init = new_run(module, **TINY[name]).arrays()
     np.savez("shuffled.npz", **{key: init[key] for key in reversed(init)})
     first_weight = next(key for key in init if key.endswith("weight"))
     renamed = {("other" if key == first_weight else key): init[key] for key in init}
     np.savez("renamed.npz", **renamed)
     np.savez("reshaped.npz", **{key: init[key][..., None] for key in init})
-    assert script(name, *SHORT[name], "--init-weights", "shuffled.npz").hash == first.hash
-    before = sorted(tmp_path.rglob("*"))
+    plain = train(module, **TINY[name])
+    assert train(module, **TINY[name], init_weights="shuffled.npz").hash() == plain.hash()
+    env = f"--env-id {plain.args.env_id} --init-weights"
     for file, message in (("renamed.npz", first_weight), ("reshaped.npz", "shape")):
-        refused = script(name, *SHORT[name], "--init-weights", file, ok=False)
-        assert (refused.status, refused.err.count("\n")) == (2, 1)
-        assert f"{file}: " in refused.err and message in refused.err
-    assert sorted(tmp_path.rglob("*")) == before
+        error = refused(name, env, file)
+        assert f"{file}: " in error and message in error
 
 
 def test_statistics_travel_with_the_weights(tmp_path):
-    import ppo
-
     run = train(ppo, **TINY["ppo"])
     run.finish()
     settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
@@ -394,14 +322,6 @@ def test_statistics_travel_with_the_weights(tmp_path):
     assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
     with pytest.raises(SystemExit):  # an agent without them would see something else
         new_run(ppo, **settings | dict(norm_obs=False))
-
-
-def test_a_script_copied_alone_trains(name, tmp_path):
-    shutil.copy(ROOT / "algos" / f"{name}.py", tmp_path / "mine.py")
-    command = [sys.executable, "mine.py", *SHORT[name]]
-    alone = {"OMP_NUM_THREADS": "1"}  # and no PYTHONPATH
-    subprocess.run([str(w) for w in command], cwd=tmp_path, check=True, env=alone)
-    assert only_run(tmp_path).parts[-2] == name
 
 
 def test_every_argument_is_read_somewhere(name):
@@ -436,13 +356,13 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("file, table, settings", TABLES)
-def test_every_benchmark_config_is_understood(file, table, settings):
-    module = importlib.import_module(table.split("-")[0])
-    args = parse(module, ["--config", f"{ROOT}/benchmarks/{file}:{table}", "--seed", 7])
-    for key, value in settings.items():
-        assert getattr(args, key) == (tuple(value) if isinstance(value, list) else value)
-    assert args.seed == 7
+def test_every_benchmark_config_is_understood():
+    for file, table, settings in TABLES:
+        module = importlib.import_module(table.split("-")[0])
+        args = parse(module, ["--config", f"{ROOT}/benchmarks/{file}:{table}", "--seed", 7])
+        read = {key: getattr(args, key) for key in settings} | {"seed": args.seed}
+        wanted = {k: tuple(x) if isinstance(x, list) else x for k, x in settings.items()}
+        assert read == wanted | {"seed": 7}, (file, table)
 
 
 def test_the_defaults_are_those_of_a_config():
@@ -453,30 +373,16 @@ def test_the_defaults_are_those_of_a_config():
         assert dataclasses.replace(args, config=None) == module.RunArgs()
 
 
-def test_a_config_is_found_by_its_name(name):
-    module, tables = importlib.import_module(name), [t for f, t, _ in TABLES if "lunar" in f]
-    wanted = {table: f"lunarlander:{table}" for table in tables if table.split("-")[0] == name}
-    for table, config in (wanted | {name: "lunarlander"}).items():
-        by_path = parse(module, ["--config", f"{ROOT}/benchmarks/lunarlander.toml:{table}"])
-        assert parse(module, ["--config", config]) == dataclasses.replace(by_path, config=config)
-
-
-def test_a_config_is_utf_8_whatever_the_machine_speaks(tmp_path):
-    (tmp_path / "own.toml").write_text("# Größe\n[ppo]\nseed = 3\n", "utf-8")
-    arguments = f"['--config', {str(tmp_path / 'own.toml')!r}]"
-    code = f"import ppo; print(ppo.parse_args('ppo', ppo.RunArgs, {arguments}).seed)"
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "algos", env=os.environ | ascii_only,
-        text=True, capture_output=True,
-    )  # fmt: skip
-    assert (process.stdout, process.returncode) == ("3\n", 0), process.stderr
+def test_a_config_is_found_by_its_name():
+    tables = [t for f, t, _ in TABLES if "lunar" in f and t.split("-")[0] == "ppo"]
+    wanted = {table: f"lunarlander:{table}" for table in tables}
+    for table, config in (wanted | {"ppo": "lunarlander"}).items():
+        by_path = parse(ppo, ["--config", f"{ROOT}/benchmarks/lunarlander.toml:{table}"])
+        assert parse(ppo, ["--config", config]) == dataclasses.replace(by_path, config=config)
 
 
 @pytest.mark.parametrize("file", ["mine.toml", "my:own.toml"])
 def test_typed_flags_win_over_the_config(tmp_path, file):
-    import ppo
-
     (tmp_path / file).write_text("[ppo]\nseed = 5\ngamma = 0.5\nanneal_lr = false\n")
     for argv in (["--config", file, "--gamma", 0.25], ["--gamma=0.25", f"--config={file}"]):
         args = parse(ppo, argv)
@@ -526,43 +432,28 @@ BAD_INPUT = {
 }
 
 
-@pytest.fixture(scope="module")
-def bad_input_folder(tmp_path_factory):
-    import ppo
-
-    folder = tmp_path_factory.mktemp("bad")
+def test_bad_input_is_refused(command, tmp_path):
     good = "[ppo]\ngamma = 0.9\n[typo]\ngama = 0.9\n[wrong]\nnum_envs = 2.5\n[beyond]\ngamma = 2\n"
-    (folder / "good.toml").write_text(good)
-    (folder / "bad.toml").write_text("[ppo\n")
-    np.savez(folder / "evil.npz", **{"actor.0.weight": np.array([object()], dtype=object)})
-    run = train(ppo, total_timesteps=512, runs_dir=str(folder / "runs"))
+    Path("good.toml").write_text(good)
+    Path("bad.toml").write_text("[ppo\n")
+    np.savez("evil.npz", **{"actor.0.weight": np.array([object()], dtype=object)})
+    run = train(ppo, total_timesteps=512)
     run.writer.flush()
-    run.folder.rename(folder / "begun")
-    shutil.copytree(folder / "begun", folder / "done")
-    (folder / "done" / "result.json").write_text("{}")
-    (folder / "other").mkdir()
-    (folder / "other" / "args.json").write_text('{"algo": "sac", "args": {}}')
-    return folder
-
-
-@pytest.mark.parametrize("flags, message", BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_is_refused(bad_input_folder, monkeypatch, capsys, flags, message):
-    import ppo
-
-    if "cuda" in flags and torch.cuda.is_available():
-        pytest.skip("asks for a device that is not there")
-    before = sorted(bad_input_folder.rglob("*"))
-    monkeypatch.chdir(bad_input_folder)
-    monkeypatch.setattr(sys, "argv", ["ppo.py", *flags.split()])
-    with pytest.raises(SystemExit) as exit:
-        ppo.main("ppo", ppo.RunArgs, ppo.make_agent, ppo.train, ppo.evaluation_policy)
-    captured = capsys.readouterr()
-    assert exit.value.code == 2
-    text = " ".join(captured.err.replace("│", " ").split())
-    assert message in text and "Traceback" not in text
-    assert len(captured.err.strip().splitlines()) == 1 or "For full helptext" in text  # tyro's box
-    assert captured.out == ""
-    assert sorted(bad_input_folder.rglob("*")) == before
+    run.folder.rename("begun")
+    shutil.copytree("begun", "done")
+    Path("done", "result.json").write_text("{}")
+    Path("other").mkdir()
+    Path("other", "args.json").write_text('{"algo": "sac", "args": {}}')
+    before = sorted(tmp_path.rglob("*"))
+    for what, (flags, message) in BAD_INPUT.items():
+        if "cuda" in flags and torch.cuda.is_available():
+            continue
+        result = command("ppo", flags, ok=False)
+        text = " ".join(result.err.replace("│", " ").split())
+        assert result.status == 2 and message in text and "Traceback" not in text, (what, text)
+        one_line = len(result.err.strip().splitlines()) == 1
+        assert (one_line or "For full helptext" in text) and result.out == "", what  # tyro's box
+        assert sorted(tmp_path.rglob("*")) == before, what
 
 
 def forward(weights, part, x):
@@ -573,10 +464,10 @@ def forward(weights, part, x):
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind):
-    flags = {"discrete": SHORT, "continuous": SECOND}[kind]["ppo"]
-    trained = script("ppo", *flags)
-    with np.load(tmp_path / trained.line("run folder") / "weights.npz") as file:
+def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(kind):
+    run = train(ppo, **TINY["ppo"] if kind == "continuous" else {"total_timesteps": 1024})
+    run.finish()
+    with np.load(run.folder / "weights.npz") as file:
         weights = dict(file)
     returns = []
     for seed in env_seeds(10, 1, 0, 1):
@@ -595,17 +486,9 @@ def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(script, tmp_path, kind
             obs, reward, terminated, truncated, _ = env.step(action)
             total, over = total + reward, terminated or truncated
         returns.append(total)
-    evaluation = json.loads((tmp_path / trained.line("run folder") / "result.json").read_text())
+    evaluation = json.loads((run.folder / "result.json").read_text())
     assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-3)
     assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
-
-
-def code_of_the_page() -> dict:
-    """What the Python blocks of docs/trackers-and-exports.md define."""
-    page, names = (ROOT / "docs" / "trackers-and-exports.md").read_text(), {}
-    for block in re.findall("```python\n(.*?)```", page, re.DOTALL):
-        exec(block, names)
-    return names
 
 
 @pytest.mark.parametrize("n_atoms", [1, 51])
