@@ -1,6 +1,8 @@
-"""What tests of tools share: runs as report.py reads them, and a cell of them."""
+"""What tests of tools share: runs as report.py reads them, a cell of them; copies of the tools."""
 
+import shutil
 import sys
+import time
 from pathlib import Path
 
 from conftest import ROOT
@@ -36,3 +38,20 @@ def a_cell(tmp_path, monkeypatch) -> Path:
     report.RESULTS.mkdir()
     report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)], report.RESULTS)
     return tmp_path
+
+
+NODE = {"object_store_memory": 10**8, "include_dashboard": False}  # of a Ray cluster
+
+
+def copy_tools(folder: Path):
+    """The scripts and the tools, without results."""
+    for name in ("algos", "benchmarks"):
+        ignored = shutil.ignore_patterns("results", "__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+
+
+def wait_for(condition):
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)

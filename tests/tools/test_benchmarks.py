@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from cells import NODE, copy_tools, wait_for
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -32,9 +32,7 @@ total_timesteps = 6144
 @pytest.fixture
 def house(tmp_path):
     """A copy of the repository's scripts with a small config and no results."""
-    for name in ("algos", "benchmarks"):
-        ignored = shutil.ignore_patterns("results", "__pycache__")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    copy_tools(tmp_path)
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "benchmarks" / "tiny.toml").write_text(TINY)
     yield tmp_path
@@ -74,13 +72,6 @@ def runs_alive(house: Path) -> list[int]:
         except OSError:  # gone meanwhile
             continue
     return found
-
-
-def wait_for(condition):
-    until = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def checkpoints(house: Path) -> dict:
@@ -130,9 +121,8 @@ def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
 
     table = (house / "benchmarks" / "results" / "README.md").read_text()
     assert "| CartPole-v1 | ppo | 20,480 | 2 (1-2) |" in table and "too few seeds" in table
-    assert "| CartPole-v1 | ppo | 20k | " in (house / "README.md").read_text()
-    results = [json.loads(p.read_text()) for p in house.glob("runs/tiny/*/*/*/*/result.json")]
-    for result in results:
+    assert "(2 seeds, 20k) | " in (house / "README.md").read_text()
+    for result in results(house):
         rows = [line.split(",") for line in whole.splitlines()]
         (final,) = [r for r in rows if r[:3] == ["greedy", str(result["seed"]), "20480"]]
         assert float(final[3]) == pytest.approx(result["eval_return_mean"], rel=1e-5)
@@ -172,7 +162,7 @@ def test_failures_end_a_campaign_with_a_summary(house, campaign):
     assert "1 of 2 runs are finished, 1 failed" in summary
     assert failure.startswith("FAILED   ppo-broken, environments:Broken-v0, seed 1: exit status 1")
     log = house / failure.split("(")[-1].rstrip(")")
-    assert "FloatingPointError: not finite at step" in failure and "Traceback" in log.read_text()
+    assert "not finite" in failure and "Traceback" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -188,9 +178,9 @@ def test_a_stopped_campaign_stops_its_runs(house, campaign, number):
     assert runs_alive(house) == []
 
 
-def hashes(house: Path) -> list[str]:
+def results(house: Path) -> list[dict]:
     paths = sorted(house.glob("runs/tiny/*/*/*/*/result.json"))
-    return [json.loads(path.read_text())["run_hash"] for path in paths]
+    return [json.loads(path.read_text()) for path in paths]
 
 
 @pytest.mark.slow
@@ -200,13 +190,13 @@ def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign,
     flags = ["--algos", "ppo", "--seeds", "2", "--", "--total-timesteps", "61440"]
     code, _, _ = ended(campaign(*flags))
     assert code == 0
-    local = hashes(house)
+    local = [result["run_hash"] for result in results(house)]
     (house / "runs").rename(house / "local")
 
     (house / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(house / "tmp"))  # where the nodes run the script
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # Ray's sockets need a short path
-    node = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
+    node = {"num_cpus": 1, **NODE}
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
     try:
         lost = cluster.add_node(**node)
@@ -226,7 +216,7 @@ def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign,
         assert out.count("resumes on Ray: ppo, CartPole-v1, seed ") == 2
     finally:
         cluster.shutdown()
-    assert hashes(house) == local and len(set(local)) == 2
+    assert [result["run_hash"] for result in results(house)] == local and len(set(local)) == 2
 
 
 BAD_INPUT = {
@@ -282,12 +272,12 @@ def test_a_campaign_with_fewer_evaluations():
     assert [frequency(text) for text in flags] == ["10000", "50000", "0"]
 
 
-@pytest.mark.parametrize("name", ["slow", "pposlow", "ppo2"])
-def test_a_table_without_a_script_is_told_what_names_look_like(tmp_path, name):
+def test_a_table_without_a_script_is_told_what_names_look_like(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(f"[ppo-fast]\n[{name}]\n")
-    with pytest.raises(run.UserError, match=rf"no script is named {name}: .*\[ppo-{name}\]"):
-        run.read_config(str(path))
+    for name in ("slow", "pposlow", "ppo2"):
+        path.write_text(f"[ppo-fast]\n[{name}]\n")
+        with pytest.raises(run.UserError, match=rf"no script is named {name}: .*\[ppo-{name}\]"):
+            run.read_config(str(path))
     path.write_text("[ppo-fast]\n[dqn]\n")
     assert run.read_config(str(path))[1] == {"ppo-fast": {}, "dqn": {}}
 
@@ -298,18 +288,6 @@ def test_a_run_is_told_by_its_progress_and_a_failed_one_by_its_exception(tmp_pat
     assert run.lines_of(log)[-1] == line.format(9)
     assert run.last_line(log) == "ValueError: no"
     assert run.last_line(tmp_path / "none") == "it said nothing"
-
-
-def test_a_campaign_knows_the_first_of_many_seeds_from_the_others(tmp_path):
-    """ppo_seeds.py puts the folders of the others beside it, and they begin with its name."""
-    args = run.script_args("ppo_seeds", ["--seed", "11"])
-    for name, seed in (("11-now", 11), ("11-now-2-12-now", 12)):
-        (tmp_path / name).mkdir()
-        about = {"args": {**args, "seed": seed, "device": "cpu"}}
-        (tmp_path / name / "args.json").write_text(json.dumps(about))
-        (tmp_path / name / "result.json").write_text("{}")
-    job = run.Job("ppo_seeds", "ppo_seeds", [], args, tmp_path)
-    assert run.run_folder(job) == (tmp_path / "11-now", True)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind")

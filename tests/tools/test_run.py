@@ -3,17 +3,16 @@
 import importlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import ppo
 import pytest
 import test_dqn_apex
+from cells import NODE, copy_tools, wait_for
 from conftest import ROOT, train
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -41,13 +40,6 @@ def planned(tmp_path, flags="", extra=()) -> list:
     path.write_text(CONFIG)
     words = [str(path), "--runs-dir", str(tmp_path / "runs"), *flags.split()]
     return run.plan(run.parse_options(words), list(extra))
-
-
-def wait_for(condition, seconds=120):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_every_job_has_its_own_seed_in_its_command_and_in_its_arguments(tmp_path):
@@ -87,11 +79,10 @@ def test_a_setting_that_only_one_side_has_is_another_setting(tmp_path, side):
         run.run_folder(job)
 
 
-@pytest.mark.parametrize("encoding, end", [("utf-8", "\n"), ("utf-8-sig", "\r\n")])
-def test_files_are_read_as_editors_and_systems_write_them(tmp_path, encoding, end):
+def test_files_are_read_as_editors_and_systems_write_them(tmp_path):
     path = tmp_path / "Größe und Maß" / "über.toml"
     path.parent.mkdir()
-    path.write_bytes(f"# é{end}[ppo-mine]{end}gamma = 0.5{end}".encode(encoding))
+    path.write_bytes("# é\r\n[ppo-mine]\r\ngamma = 0.5\r\n".encode("utf-8-sig"))
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), str(path), "--dry-run"]
     command += ["--seeds", "1", "--runs-dir", str(path.parent)]
@@ -270,8 +261,7 @@ def ray_cluster(monkeypatch, tmp_path):
         patch.setenv("TMPDIR", str(tmp_path / "tmp"))
         patch.setenv("RAY_TMPDIR", "/tmp")  # Ray's sockets need a short path
         patch.delenv("PYTHONPATH")  # so that environments.py is found only where it is sent
-        node = {"num_cpus": 2, "object_store_memory": 10**8, "include_dashboard": False}
-        found = Cluster(initialize_head=True, head_node_args=node)
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **NODE})
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     yield found
     found.shutdown()
@@ -280,9 +270,7 @@ def ray_cluster(monkeypatch, tmp_path):
 def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
     """A campaign, one of its runs a variant's, and Ape-X: the same hashes as without a cluster."""
     folder = tmp_path / "house"
-    for name in ("algos", "benchmarks"):
-        leave_out = shutil.ignore_patterns("results", "__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=leave_out)
+    copy_tools(folder)
     (folder / "mine.toml").write_text(CONFIG)
     command = [sys.executable, "benchmarks/run.py", "mine.toml", "--seeds", "1", "--ray"]
     command += [ray_cluster.address, "--runs-dir", "there"]
