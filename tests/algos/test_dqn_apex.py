@@ -517,12 +517,13 @@ def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
     assert 0.3 < found[-1] < 1
 
 
-def test_an_evaluation_needs_no_ray(fake, script, tmp_path):
+def test_an_evaluation_needs_no_ray(fake, command, monkeypatch):
     run = train(dqn_apex, **SHORT)
     trained = run.evaluate()
     run.finish()
     run.writer.close()
-    evaluated = script("dqn_apex", "--evaluate", run.folder)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    evaluated = command("dqn_apex", "--evaluate", run.folder)
     assert evaluated.hash == run.hash()
     assert evaluated.line("evaluation") == f"return {trained.mean():.1f} +- {trained.std():.1f}"
 

@@ -9,7 +9,7 @@ import ppo
 import ppo_imitation
 import pytest
 import torch
-from conftest import env_seeds, hand_stepped, only_run
+from conftest import env_seeds, hand_stepped, only_run, train
 from environments import Clock
 from gymnasium.spaces import Box, Discrete
 
@@ -172,7 +172,7 @@ def test_batches_are_rows_of_the_file():
     torch.testing.assert_close(batch["actions"], batch["obs"][:, :1] / 60)
 
 
-SMALL = "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 5".split()
+SMALL = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 5"
 
 
 def check_episodes(file, env_id, num_episodes):
@@ -197,35 +197,36 @@ def check_episodes(file, env_id, num_episodes):
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_imitation"])
-def test_an_evaluation_is_saved(script, tmp_path, name):
-    coef = ["--imitation-coef", "0"] if name == "ppo_imitation" else []
-    trained = script(name, *SMALL, *coef, "--norm-obs")
+def test_an_evaluation_is_saved(command, tmp_path, name):
+    coef = "--imitation-coef 0" if name == "ppo_imitation" else ""
+    trained = command(name, f"{SMALL} --norm-obs {coef}")
     folder = only_run(tmp_path)
-    saved = script("ppo_imitation", "--evaluate", folder, "--save-episodes", "expert.npz")
+    saved = command("ppo_imitation", "--save-episodes expert.npz --evaluate", folder)
     assert saved.line("evaluation") == trained.line("evaluation")
     _, text, lengths = check_episodes(tmp_path / "expert.npz", "CartPole-v1", 5)
     assert text == trained.line("evaluation")
     assert len(set(lengths)) > 1  # else no row after an episode's end could show
     assert saved.line("episodes") == f"5 of {lengths.sum():,} steps: expert.npz"
-    flags = f"--evaluate={folder}", "--save-episodes", "nowhere/expert.npz"
-    failed = script("ppo_imitation", *flags, ok=False)  # before anything is played
+    flags = "--save-episodes nowhere/expert.npz --evaluate"
+    failed = command("ppo_imitation", flags, folder, ok=False)  # before anything is played
     assert failed.status == 2 and "no such folder" in failed.err and not failed.out
 
 
-def test_continuous_actions_are_saved_as_the_environment_has_them(script, tmp_path):
-    script("ppo", "--env-id", "environments:Target-v0", *SMALL)
-    script("ppo_imitation", "--evaluate", only_run(tmp_path), "--save-episodes", "expert.npz")
+def test_continuous_actions_are_saved_as_the_environment_has_them(command, tmp_path):
+    command("ppo", f"--env-id environments:Target-v0 {SMALL}")
+    flags = "--save-episodes expert.npz --evaluate"
+    command("ppo_imitation", flags, only_run(tmp_path))
     columns, *_ = check_episodes(tmp_path / "expert.npz", "environments:Target-v0", 5)
     low, high = np.float32([[-1, 0, 10], [3, 0.5, 1000]])
     assert (columns["actions"] >= low).all() and (columns["actions"] <= high).all()
 
 
-def test_without_weight_it_is_ppo(script):
-    plain = script("ppo", *SMALL)
-    assert script("ppo_imitation", *SMALL, "--imitation-coef", 0).hash == plain.hash
+def test_without_weight_it_is_ppo():
+    settings = dict(total_timesteps=1024, checkpoint_frequency=512)
+    plain = train(ppo, **settings).hash()
+    assert train(ppo_imitation, **settings, imitation_coef=0.0).hash() == plain
     write("expert.npz")
-    flags = "--demonstrations", "expert.npz"
-    assert script("ppo_imitation", *SMALL, *flags, "--runs-dir", "other").hash != plain.hash
+    assert train(ppo_imitation, **settings, demonstrations="expert.npz").hash() != plain
 
 
 @pytest.mark.slow
@@ -243,7 +244,5 @@ def test_one_demonstration_shows_the_way_to_the_far_goal():
     observations, actions = zip(*rows, strict=True)
     np.savez("expert.npz", observations=observations, actions=actions)
     settings = {"env_id": "tasks:FarGoal-v0", "total_timesteps": 10_240, "imitation_steps": 5120}
-    args = ppo_imitation.Args(demonstrations="expert.npz", **settings)
-    run = ppo.Run("ppo_imitation", args, ppo_imitation.make_agent, ppo.evaluation_policy)
-    ppo_imitation.train(args, run)
+    run = train(ppo_imitation, demonstrations="expert.npz", **settings)
     assert run.evaluate().mean() == 1

@@ -248,29 +248,6 @@ def test_actions_are_drawn_while_it_trains(monkeypatch, script, env_id):
         assert len(np.unique(actions)) == 80 and 0.7 < actions.std() < 1.3
 
 
-@ALL
-def test_what_the_environments_say_can_be_read_in_train(monkeypatch, script):
-    said, ends, step = [], [], script.Run.step
-
-    def look(run, actions):
-        result = step(run, actions)
-        ended = result[2] | result[3]
-        cut = run.step_count % 40 == 0  # by a checkpoint, after which new environments were reset
-        infos = run.infos["final_info"] if cut else run.infos
-        if cut:
-            ended = np.isin(range(2), list(infos.get("final_obs", {})))
-        last = [infos[i]["final_info"] if over else infos[i] for i, over in enumerate(ended)]
-        said.append((actions, [info["action"] for info in last]))
-        ends.append(ended)
-        return result
-
-    monkeypatch.setattr(script.Run, "step", look)
-    trained(script, checkpoint_frequency=40)
-    assert len(said) == 40 and np.any(ends, axis=1).sum() > 10
-    for sent, told in said:
-        np.testing.assert_array_equal(np.ravel(told), np.float32(np.ravel(sent)))
-
-
 # --- what is learned from it ----------------------------------------------------------------------
 
 

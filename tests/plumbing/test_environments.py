@@ -38,16 +38,6 @@ def test_images_become_channel_first(name, channels):
     assert image.dtype == np.uint8 and image[c, row, column] == row + 2 * column + 3 * c + 1
 
 
-def test_infos_of_any_form_end_no_run():
-    envs = ppo.make_envs(arguments("environments:Telling-v0"), 3)
-    envs.reset(seed=[0, 1, 2])
-    for t in range(1, 12):
-        *_, infos = envs.step(np.zeros(3, np.int64))
-        assert all(("final_info" in infos[i]) == (t % 5 == 0) for i in range(3))
-        said = [infos[i].get("final_info", infos[i]) for i in range(3)]
-        assert [info["final_obs"] for info in said] == ["a name of its own"] * 3
-
-
 def test_after_a_checkpoint_infos_are_those_of_the_reset():
     sizes = dict(num_envs=2, num_steps=3, checkpoint_frequency=6, total_timesteps=12)
     run = new_run(ppo, env_id="environments:Chatty-v0", **sizes)
