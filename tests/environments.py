@@ -11,13 +11,16 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 
 
 class Clock(gym.Env):
-    """Reward 1 in every step; the observation is the share of `length` that has passed."""
+    """Reward 1 in every step; the observation is the share of `length` that has passed. It ends at
+    once where an action is not what its space declares, to the dtype.
+    """
 
     observation_space = Box(0, 1, (1,), np.float32)
     action_space = Discrete(2)
 
-    def __init__(self, length=5, terminates=False):
+    def __init__(self, length=5, terminates=False, space=None):
         self.length, self.terminates = length, terminates
+        self.action_space = space or self.action_space
 
     def observe(self):
         return np.array([self.time / self.length], np.float32)
@@ -28,6 +31,11 @@ class Clock(gym.Env):
         return self.observe(), {}
 
     def step(self, action):
+        assert action in self.action_space, (action, self.action_space)
+        spaces = self.action_space if isinstance(self.action_space, Tuple) else [self.action_space]
+        parts = action if isinstance(self.action_space, Tuple) else [action]
+        for part, space in zip(parts, spaces, strict=True):
+            assert np.asarray(part).dtype == space.dtype, (np.asarray(part).dtype, space)
         self.time += 1
         over = self.time == self.length
         terminated = over and self.terminates
@@ -58,36 +66,12 @@ class Target(gym.Env):
         return np.zeros(2, np.float32), -float((units**2).sum()), True, False, {}
 
 
-class BlindBox(Blind):
-    """The same with continuous actions."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
-
-
-class Endless(Clock):
-    """Actions without bounds."""
-
-    action_space = Box(-np.inf, np.inf, (1,), np.float32)
-
-
-class Wide(Clock):
-    """Bounds whose distance is too large for float32."""
-
-    action_space = Box(-3e38, 3e38, (1,), np.float32)
-
-
 class Broken(Clock):
     """Rewards whose squares, and even their sums, are too large for float32."""
 
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
         return obs, 3e38, terminated, truncated, info
-
-
-class BrokenBox(Broken):
-    """The same with continuous actions."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
 
 
 class Mixed(Clock):
@@ -99,10 +83,6 @@ class Mixed(Clock):
     def observe(self):
         return {"clock": super().observe(), "colour": self.time % 3}
 
-    def step(self, action):
-        assert action in self.action_space, action
-        return super().step(action)
-
 
 class Global(Clock):
     """Rewards from the generators of Python and NumPy that a whole process shares."""
@@ -110,12 +90,6 @@ class Global(Clock):
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
         return obs, random.random() + np.random.random(), terminated, truncated, info
-
-
-class GlobalBox(Global):
-    """The same with continuous actions."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
 
 
 class Uneven(Clock):
@@ -139,107 +113,21 @@ class Picture(Clock):
         return np.uint8(rows + 2 * columns + (3 * channels[0] if channels else 0) + self.time)
 
 
-class ManyActions(Clock):
-    action_space = MultiDiscrete([2, 3])
-
-
-class Sentence(Clock):
-    """Observations of no fixed size."""
-
-    observation_space = Sequence(Discrete(3))
-
-    def observe(self):
-        return (1,) * self.time
-
-
-class Bytes(BlindBox):
-    """Observations like those of a game's memory."""
-
-    observation_space = Box(0, 255, (3,), np.uint8)
-
-    def observe(self):
-        return np.full(3, self.time, np.uint8)
-
-
-class Timeless(Clock):
-    """Episodes without an end."""
-
-    def __init__(self):
-        super().__init__(length=np.inf)
-
-
-class Telling(Clock):
-    """Infos of another form in every step, and in every environment."""
-
-    def reset(self, *, seed=None, options=None):
-        self.goal = None
-        return super().reset(seed=seed)[0], {"goal": self.goal}
-
-    def step(self, action):
-        self.goal = 2 if self.np_random.random() < 0.5 else None
-        legal = np.arange(self.np_random.integers(5))
-        info = {"goal": self.goal, "legal": legal, "final_obs": "a name of its own"}
-        return *super().step(action)[:4], info
-
-
-class Scalar(Clock):
-    """An action without an axis, in float64."""
-
-    action_space = Box(-1, 1, (), np.float64)
-
-    def step(self, action):
-        assert action in self.action_space, action
-        return super().step(action)
-
-
-class HalfOpen(Clock):
-    """Actions without an upper bound, said with float32's largest number."""
-
-    action_space = Box(0, np.finfo(np.float32).max, (1,), np.float32)
-
-
-class Reusing(Clock):
-    """Every observation is the same array, written over."""
-
-    memory = None
-
-    def observe(self):
-        self.memory = np.zeros(1, np.float32) if self.memory is None else self.memory
-        self.memory[:] = super().observe()
-        return self.memory
-
-
-class Declared(Clock):
-    """Ends at once where an action is not what its space declares, to the dtype."""
-
-    def __init__(self, space):
-        super().__init__()
-        self.action_space = space
-
-    def step(self, action):
-        assert action in self.action_space, (action, self.action_space)
-        spaces = self.action_space if isinstance(self.action_space, Tuple) else [self.action_space]
-        parts = action if isinstance(self.action_space, Tuple) else [action]
-        for part, space in zip(parts, spaces, strict=True):
-            assert np.asarray(part).dtype == space.dtype, (np.asarray(part).dtype, space)
-        return super().step(action)
-
-
 class Ending(Clock):
     """Ends after five steps; the second number of the last observation is `last`."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
 
     def __init__(self, last=1.0, length=5, space=None):
-        super().__init__(length, terminates=True)
-        self.last, self.action_space = last, space or self.action_space
+        super().__init__(length, terminates=True, space=space)
+        self.last = last
 
     def observe(self):
         over = self.time == self.length
         return np.float32([self.time / self.length, self.last if over else 1.0])
 
 
-class NoReward(Declared):
+class NoReward(Clock):
     """A reward that is not a number, in the twentieth step of all."""
 
     steps = 0
@@ -250,7 +138,7 @@ class NoReward(Declared):
         return obs, np.nan if self.steps == 20 else reward, terminated, truncated, info
 
 
-class Chatty(Declared):
+class Chatty(Clock):
     """Infos of every form, from reset and step, under names that gymnasium uses itself, too."""
 
     def say(self):
@@ -287,15 +175,15 @@ class Film(Clock):
 class Seen(Clock):
     """Observations of any space."""
 
-    def __init__(self, observation_space):
-        super().__init__()
+    def __init__(self, observation_space, space=None):
+        super().__init__(space=space)
         self.observation_space = observation_space
 
     def observe(self):
         return self.observation_space.sample()
 
 
-class Loose(Declared):
+class Loose(Clock):
     """A reward with an axis, a whole number as a flag, a list as the observation."""
 
     def step(self, action):
@@ -304,13 +192,13 @@ class Loose(Declared):
         return obs.tolist(), reward, np.bool_(terminated), int(truncated), {}
 
 
-class Reused(Declared):
+class Reused(Clock):
     """Two numbers, in one array for good; with `anew` in a new one each time."""
 
     observation_space = Box(0, 1, (2,), np.float32)
 
-    def __init__(self, space, anew=False):
-        super().__init__(space)
+    def __init__(self, anew=False, space=None):
+        super().__init__(space=space)
         self.anew, self.memory = anew, np.zeros(2, np.float32)
 
     def observe(self):
@@ -318,13 +206,13 @@ class Reused(Declared):
         return self.memory.copy() if self.anew else self.memory
 
 
-class Failing(Declared):
+class Failing(Clock):
     """Each step takes `seconds`; the one of number `last` raises, or kills its own process."""
 
     steps = 0
 
-    def __init__(self, space, last=20, kill=False, seconds=0.0):
-        super().__init__(space)
+    def __init__(self, last=20, kill=False, seconds=0.0, space=None):
+        super().__init__(space=space)
         self.last, self.kill, self.seconds = last, kill, seconds
 
     def step(self, action):
@@ -377,41 +265,28 @@ def register(name, entry_point, **keywords):
         gym.register(name, entry_point, **keywords)
 
 
+THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
 register("Clock-v0", Clock)
 register("EndingClock-v0", Clock, kwargs={"terminates": True})
-register("Doomed-v0", Clock, kwargs={"terminates": True}, max_episode_steps=5)
-register("DoomedBox-v0", BlindBox, kwargs={"terminates": True}, max_episode_steps=5)
-register("Blind-v0", Blind)
-register("BlindBox-v0", BlindBox)
-register("Endless-v0", Endless)
-register("Wide-v0", Wide)
+register("Timeless-v0", Clock, kwargs={"length": np.inf})
+for name, space in (("", None), ("Box", ONE)):
+    doomed = {"terminates": True, "space": space}
+    register(f"Doomed{name}-v0", Clock, kwargs=doomed, max_episode_steps=5)
+    register(f"Blind{name}-v0", Blind, kwargs={"space": space})
+    register(f"Broken{name}-v0", Broken, kwargs={"space": space})
+    register(f"Global{name}-v0", Global, kwargs={"space": space})
 register("Target-v0", Target)
-register("Broken-v0", Broken)
-register("BrokenBox-v0", BrokenBox)
 register("Mixed-v0", Mixed)
-register("Global-v0", Global)
-register("GlobalBox-v0", GlobalBox)
-register("ManyActions-v0", ManyActions)
-register("Telling-v0", Telling)
-register("Reusing-v0", Reusing)
-register("Sentence-v0", Sentence)
-register("Bytes-v0", Bytes)
-register("Timeless-v0", Timeless)
-register("Scalar-v0", Scalar)
-register("HalfOpen-v0", HalfOpen)
 register("Uneven-v0", Uneven)
 register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
 register("FourChannels-v0", Picture, kwargs={"shape": (37, 41, 4)})
-register("Tiny-v0", Picture, kwargs={"shape": (35, 41, 3)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
 register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)
 CAR = "gymnasium.envs.box2d:CarRacing"
 register("ShortCarRacing-v0", CAR, max_episode_steps=20)
 
-# By name an action space that some script does not expect, for Declared and others.
-THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-ACTIONS = {
+ACTIONS = {  # by name an action space that some script does not expect
     "Int8": Discrete(3, dtype=np.int8),
     "Int32": Discrete(3, dtype=np.int32),
     "UInt8": Discrete(2, start=200, dtype=np.uint8),
@@ -422,6 +297,10 @@ ACTIONS = {
     "Matrix": Box(-0.3, 0.7, (2, 2), np.float64),
     "LargeFloat16": Box(-6e4, 6e4, (1,), np.float16),
     "Lopsided": Box(np.float16([-0.1, 3]), np.float16([0.3, 1e4]), dtype=np.float16),
+    "Endless": Box(-np.inf, np.inf, (1,), np.float32),
+    "Wide": Box(-3e38, 3e38, (1,), np.float32),  # their distance is too large for float32
+    "HalfOpen": Box(0, np.finfo(np.float32).max, (1,), np.float32),  # float32's largest number
+    "Scalar": Box(-1, 1, (), np.float64),
     "WholeNumbers": Box(0, 5, (2,), np.int64),
     "Several": MultiDiscrete([2, 3]),
     "SeveralInt32": MultiDiscrete([2, 3], dtype=np.int32, start=[-1, 4]),
@@ -432,7 +311,7 @@ ACTIONS = {
     "Mixture": Tuple((Discrete(2), Box(-1, 1, (1,)))),
 }
 for name, space in ACTIONS.items():
-    register(f"{name}-v0", Declared, kwargs={"space": space})
+    register(f"{name}-v0", Clock, kwargs={"space": space})
 for name, space in (("", THREE), ("Box", ONE)):
     register(f"Ending{name}-v0", Ending, kwargs={"space": space})
     register(f"NoReward{name}-v0", NoReward, kwargs={"space": space})
@@ -452,9 +331,16 @@ FILMS = {
 register("Film-v0", Film)
 for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
-register("Number-v0", Seen, kwargs={"observation_space": Box(0, 1, (), np.float64)})
-register("Bits-v0", Seen, kwargs={"observation_space": MultiBinary((2, 3))})
-register("Both-v0", Seen, kwargs={"observation_space": Tuple((Discrete(3), Box(0, 1, (2, 2))))})
-register("Empty-v0", Seen, kwargs={"observation_space": Box(0, 1, (0,), np.float32)})
-register("EmptyParts-v0", Seen, kwargs={"observation_space": Dict(a=Box(0, 1, (0,)))})
-register("EmptyPicture-v0", Seen, kwargs={"observation_space": Box(0, 255, (0, 48, 3), np.uint8)})
+SPACES = {
+    "Number": Box(0, 1, (), np.float64),
+    "Bits": MultiBinary((2, 3)),
+    "Both": Tuple((Discrete(3), Box(0, 1, (2, 2)))),
+    "Empty": Box(0, 1, (0,), np.float32),
+    "EmptyParts": Dict(a=Box(0, 1, (0,))),
+    "EmptyPicture": Box(0, 255, (0, 48, 3), np.uint8),
+    "Sentence": Sequence(Discrete(3)),
+}
+for name, space in SPACES.items():
+    register(f"{name}-v0", Seen, kwargs={"observation_space": space})
+memory = Box(0, 255, (3,), np.uint8)  # as that of a game
+register("Bytes-v0", Seen, kwargs={"observation_space": memory, "space": ONE})

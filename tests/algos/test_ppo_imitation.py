@@ -85,6 +85,11 @@ def test_actions_of_the_environment_become_those_of_the_policy():
     np.testing.assert_allclose(agent.to_env(found), actions, rtol=1e-5)
 
 
+def recording(make):
+    envs = ppo.SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return ppo_imitation.RecordingEnvs(envs, "expert.npz")
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -97,18 +102,13 @@ def test_actions_of_the_environment_become_those_of_the_policy():
 def test_actions_are_written_and_read_as_the_space_declares_them(space):
     """Through environments that insist on their dtype, start and shape, and the file, and back."""
 
-    class Insists(Clock):
-        action_space = space
-
-        def step(self, action):
-            assert space.contains(action), (action, action.dtype)
-            return super().step(action)
-
     args, agent = make_agent(space)
     rng = np.random.default_rng(0)
     shape = (5, 2) if space.shape == () else (5, 2, math.prod(space.shape))
     chosen = rng.integers(3, size=shape) if space.shape == () else rng.uniform(-1, 1, shape)
-    envs = ppo.SyncEnvs([Insists] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs = ppo.SyncEnvs(
+        [lambda: Clock(space=space)] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+    )
     envs = ppo_imitation.RecordingEnvs(envs, "expert.npz")
     envs.reset(seed=[0, 1])
     for actions in chosen:
@@ -130,9 +130,7 @@ def test_actions_are_written_and_read_as_the_space_declares_them(space):
 
 def recorded(lengths, num_steps, **limits):
     """What is saved of environments that end after so many steps, stepped `num_steps` times."""
-    make = [lambda n=n: Clock(n, **limits) for n in lengths]
-    envs = ppo.SyncEnvs(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    envs = ppo_imitation.RecordingEnvs(envs, "expert.npz")
+    envs = recording([lambda n=n: Clock(n, **limits) for n in lengths])
     envs.reset(seed=[0] * len(lengths))
     for _ in range(num_steps):
         envs.step(np.zeros(len(lengths), np.int64))

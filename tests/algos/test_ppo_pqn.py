@@ -2,8 +2,6 @@
 where the normalisation stands, and which curves there are.
 """
 
-import environments
-import gymnasium as gym
 import numpy as np
 import ppo
 import ppo_pqn
@@ -14,7 +12,6 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 STEPS, ENVS, ACTIONS = 7, 3, 5
-gym.register("PixelsForPqn-v0", environments.Picture, kwargs={"shape": (37, 41, 3)})
 
 
 class Table(ppo_pqn.Agent):

@@ -95,7 +95,7 @@ def test_the_policy_of_an_evaluation_may_have_a_memory():
 
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
-ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 256 --eval-episodes 3 "
+ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
 CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
 CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
 WORLDS = (
@@ -110,7 +110,7 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
     f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
-    f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 768",
+    f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
     f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
     f"ppo_multi {WORLDS} --norm-reward --num-policies 1",

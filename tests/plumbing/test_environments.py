@@ -51,12 +51,12 @@ def test_after_a_checkpoint_infos_are_those_of_the_reset():
 
 
 def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
-    envs = ppo.make_envs(arguments("environments:Reusing-v0"), 3)
+    envs = ppo.make_envs(arguments("environments:Reused-v0"), 3)
     envs.reset(seed=[0, 1, 2])
     for _ in range(5):
         obs, _, _, truncated, infos = envs.step(np.zeros(3, np.int64))
-    assert truncated.all() and not obs.any()
-    assert [infos[i]["final_obs"].item() for i in range(3)] == [1, 1, 1]
+    assert truncated.all() and not obs[:, 0].any()
+    assert [infos[i]["final_obs"][0] for i in range(3)] == [1, 1, 1]
 
 
 def test_a_reset_rules_the_generators_of_all():

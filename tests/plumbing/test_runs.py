@@ -395,7 +395,7 @@ BAD_INPUT = {
     "an unknown version": ("--env-id CartPole-v7", "v7"),
     "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "No module named"),
     "observations of any size": ("--env-id environments:Sentence-v0", "no fixed size"),
-    "a space without a policy": ("--env-id environments:ManyActions-v0", "MultiDiscrete"),
+    "a space without a policy": ("--env-id environments:Several-v0", "MultiDiscrete"),
     "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
     "a wrong type": ("--num-envs 2.5", "--num-envs"),
     "one out of range": ("--gamma 1.5", "gamma=1.5 must lie between 0 and 1"),
