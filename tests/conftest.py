@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -191,6 +192,15 @@ def scalars(folder: Path) -> dict:
     return found
 
 
+def curves(run) -> dict:
+    """{tag: {step: value}} of what a run logged."""
+    run.writer.flush()
+    found = {}
+    for (tag, step), (value,) in scalars(run.folder).items():
+        found.setdefault(tag, {})[step] = value
+    return found
+
+
 def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
@@ -209,3 +219,20 @@ def hand_stepped(env_id, seed, actions):
         next_obs, reward, terminated, truncated, _ = env.step(action)
         yield obs, reward, terminated, truncated, next_obs
         obs = env.reset()[0] if terminated or truncated else next_obs
+
+
+def calls(monkeypatch, owner, name) -> list:
+    """Of every call of owner.name from now on the arguments, by name."""
+    seen, original = [], getattr(owner, name)
+    signature = inspect.signature(original)
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+
+    def spied(*inputs, **keywords):
+        arguments = signature.bind(*inputs, **keywords).arguments
+        for key in [key for key in arguments if kinds[key] is inspect.Parameter.VAR_KEYWORD]:
+            arguments |= arguments.pop(key)
+        seen.append(arguments)
+        return original(*inputs, **keywords)
+
+    monkeypatch.setattr(owner, name, spied)
+    return seen

@@ -16,7 +16,7 @@ import dqn_apex
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, env_seeds, new_run, only_run, scalars, stopped, train
+from conftest import ROOT, curves, env_seeds, new_run, only_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 from test_runs import TINY
 
@@ -511,8 +511,7 @@ def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
 
     monkeypatch.setattr(dqn_apex, "fragments", slow)
     run = train(dqn_apex, **SHORT | dict(log_frequency=1))
-    run.writer.flush()
-    found = [x for (tag, _), (x,) in scalars(run.folder).items() if tag == "charts/learner_waits"]
+    found = list(curves(run)["charts/learner_waits"].values())
     assert len(found) == 32 and all(0.02 < share <= 1 for share in found)
     assert 0.3 < found[-1] < 1
 

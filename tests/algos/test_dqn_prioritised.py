@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import scalars, train
+from conftest import calls, scalars, train
 from gymnasium.spaces import Box
 from test_runs import TINY
 
@@ -273,14 +273,9 @@ def test_a_gradient_step_gives_its_steps_their_new_priorities(monkeypatch, n_ato
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch, num_envs):
-    exponents, weights = [], dqn_prioritised.importance_weights
-
-    def spy(probabilities, exponent):
-        exponents.append(exponent)
-        return weights(probabilities, exponent)
-
-    monkeypatch.setattr(dqn_prioritised, "importance_weights", spy)
+    told = calls(monkeypatch, dqn_prioritised, "importance_weights")
     train(dqn_prioritised, **SHORT, importance_exponent=0.5, num_envs=num_envs)
+    exponents = [call["exponent"] for call in told]
     steps = np.arange(56, 513, 8)
     np.testing.assert_allclose(exponents, 0.5 + 0.5 * steps / 512)
 

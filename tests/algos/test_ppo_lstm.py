@@ -8,6 +8,7 @@ import ppo
 import ppo_lstm
 import pytest
 import torch
+from conftest import calls, train
 from gymnasium.spaces import Box, Discrete
 
 T, B, F, H = 13, 5, 3, 7  # steps, environments, length of observations and of the LSTM
@@ -136,14 +137,9 @@ def test_the_ratio_is_one_before_the_first_step(action_space, settings):
 def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch):
     args, agent = make_agent(Discrete(3))
     buffer, _ = play(args, agent, np.random.default_rng(0))
-    seen, rollout_advantages = {}, ppo.rollout_advantages
-
-    def spy(agent, buffer, values, final_values, *rest):
-        seen.update(values=values, final=final_values)
-        return rollout_advantages(agent, buffer, values, final_values, *rest)
-
-    monkeypatch.setattr(ppo, "rollout_advantages", spy)
+    told = calls(monkeypatch, ppo, "rollout_advantages")
     ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    (seen,) = told
     ended, lstm = buffer["terminated"] | buffer["truncated"], torch_lstm(agent)
     values, after = np.zeros((2, T, B), np.float32)  # V of observations, and of their successors
     for env, start, stop in episodes(ended):
@@ -157,7 +153,7 @@ def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch)
     assert ended[:-1].sum() > 3 and not ended[-1].all()
     np.testing.assert_allclose(seen["values"], values, atol=1e-5)
     expected = [*after[ended], *after[-1]]  # by step, then environment
-    np.testing.assert_allclose(seen["final"], expected, atol=1e-5)
+    np.testing.assert_allclose(seen["final_values"], expected, atol=1e-5)
 
 
 def test_a_terminal_observation_of_nan_does_not_spread():
@@ -191,9 +187,7 @@ def test_states_in_training_are_those_of_the_unrolled_rollout(env_id, monkeypatc
 
     monkeypatch.setattr(ppo_lstm, "make_sequences", spy)
     sizes = {"num_envs": 2, "num_steps": 7, "total_timesteps": 84, "checkpoint_frequency": 42}
-    args = ppo_lstm.Args(env_id=f"environments:{env_id}", **sizes, lstm_size=H, eval_episodes=1)
-    run = ppo.Run("ppo_lstm", args, ppo_lstm.make_agent, ppo_lstm.evaluation_policy)
-    ppo_lstm.train(args, run)
+    train(ppo_lstm, env_id=f"environments:{env_id}", **sizes, lstm_size=H, eval_episodes=1)
     assert len(rollouts) == 6
     state = np.zeros((2, 2 * H))
     for initial, last, unrolled, ended in rollouts:
@@ -221,14 +215,9 @@ def test_the_policy_of_an_evaluation_remembers_from_step_to_step():
 @pytest.mark.slow
 def test_it_recalls_what_no_network_without_a_memory_can():
     """A bit is shown at the start and asked for later: 0.5 is the best without a memory."""
-    returns = {}
-    for script, variant in ((ppo, None), (ppo_lstm, ppo_lstm)):
-        args_class = ppo.RunArgs if variant is None else variant.Args
-        args = args_class(env_id="tasks:Recall-v0", total_timesteps=20_480, eval_episodes=100)
-        run = ppo.Run(script.__name__, args, script.make_agent, script.evaluation_policy)
-        script.train(args, run)
-        returns[script.__name__] = run.evaluate().mean()
-    assert returns["ppo_lstm"] == 1 and 0.3 < returns["ppo"] < 0.7
+    settings = dict(env_id="tasks:Recall-v0", total_timesteps=20_480, eval_episodes=100)
+    assert train(ppo_lstm, **settings).evaluate().mean() == 1
+    assert 0.3 < train(ppo, **settings).evaluate().mean() < 0.7
 
 
 def test_the_tasks_hide_what_matters():

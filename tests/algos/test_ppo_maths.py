@@ -12,6 +12,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
+from conftest import calls
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -363,14 +364,9 @@ def rows(obs) -> set:
 
 
 def test_every_minibatch_sees_its_own_share_of_the_rollout(monkeypatch):
-    seen, evaluate = [], ppo.Agent.evaluate_actions
-
-    def spy(agent, batch):
-        seen.append(batch["obs"])
-        return evaluate(agent, batch)
-
-    monkeypatch.setattr(ppo.Agent, "evaluate_actions", spy)
+    evaluated = calls(monkeypatch, ppo.Agent, "evaluate_actions")
     run_update(num_minibatches=7, update_epochs=2)
+    seen = [call["batch"]["obs"] for call in evaluated]
     minibatches = seen[1:]  # the first call made the batch
     assert [len(m) for m in minibatches] == [5] * 14
     for epoch in (minibatches[:7], minibatches[7:]):
@@ -384,29 +380,23 @@ def test_every_minibatch_sees_its_own_share_of_the_rollout(monkeypatch):
 
 
 def test_advantages_are_normalised_in_each_minibatch(monkeypatch):
-    seen = []
-    original = ppo.clipped_policy_loss
-    monkeypatch.setattr(
-        ppo, "clipped_policy_loss", lambda r, a, c: (seen.append(a), original(r, a, c))[1]
-    )
+    seen = calls(monkeypatch, ppo, "clipped_policy_loss")
     run_update(num_minibatches=7, update_epochs=1)
     assert len(seen) == 7
-    for advantages in seen:
+    for advantages in (call["advantages"] for call in seen):
         assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
         assert advantages.std().item() == pytest.approx(1, abs=1e-5)
 
 
 def test_a_single_advantage_is_not_normalised(monkeypatch):
     """Its deviation is not defined: nan would be in every weight after one step."""
-    seen, original = [], ppo.clipped_policy_loss
-    monkeypatch.setattr(
-        ppo, "clipped_policy_loss", lambda r, a, c: (seen.append(a), original(r, a, c))[1]
-    )
+    seen = calls(monkeypatch, ppo, "clipped_policy_loss")
     agent, args = make_agent(), ppo.Args(num_envs=1, num_steps=1, num_minibatches=1)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
     batch, rng = make_update_batch(agent, 1), np.random.default_rng(0)
     scalars = ppo.update(agent, optimizer, batch, args, 0.2, rng, ppo.ppo_loss)
-    assert len(seen) == args.update_epochs and all(a == batch["advantages"] for a in seen)
+    assert len(seen) == args.update_epochs
+    assert all(call["advantages"] == batch["advantages"] for call in seen)
     assert all(p.isfinite().all() for p in agent.parameters())
     assert all(map(math.isfinite, scalars.values()))
 

@@ -13,7 +13,7 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, env_seeds, hash_of_parameters, scalars
+from conftest import NUMBERS, curves, env_seeds, hash_of_parameters, scalars
 from conftest import train as train_ppo
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -686,10 +686,5 @@ def test_a_world_can_be_filmed():
 def test_one_policy_differs_from_itself_only_if_it_knows_who_acts(settings, low, high):
     """The last returns of training: 2 p (1 - p) is at most 0.5."""
     run = train("tasks:Differ", total_timesteps=20_480, **settings)
-    run.writer.flush()
-    curve = {
-        step: x
-        for (tag, step), (x,) in scalars(run.folder).items()
-        if tag == "charts/episodic_return"
-    }
+    curve = curves(run)["charts/episodic_return"]
     assert low <= np.mean([curve[step] for step in sorted(curve)[-5:]]) <= high

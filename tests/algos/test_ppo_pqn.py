@@ -7,7 +7,7 @@ import ppo
 import ppo_pqn
 import pytest
 import torch
-from conftest import new_run, scalars, train
+from conftest import calls, curves, new_run, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -234,28 +234,22 @@ def test_under_a_time_limit_q_of_every_action_is_right():
 
 
 def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):
-    seen, original = [], ppo.train
-
-    def spy(args, run, optimizer, collect, **parts):
-        seen.append((optimizer, collect, parts))
-        return original(args, run, optimizer, collect, **parts)
-
-    monkeypatch.setattr(ppo, "train", spy)
+    seen = calls(monkeypatch, ppo, "train")
     train(ppo_pqn, **SHORT, learning_rate=0.01)
-    ((optimizer, collect, parts),) = seen
+    (call,) = seen
+    optimizer = call["optimizer"]
     assert type(optimizer) is torch.optim.RAdam and optimizer.param_groups[0]["lr"] < 0.001
-    assert collect is ppo_pqn.collect and parts == {"loss_of": ppo_pqn.pqn_loss}
+    assert call["collect"] is ppo_pqn.collect and call["loss_of"] is ppo_pqn.pqn_loss
 
 
 def test_its_curves():
     run = train(ppo_pqn, total_timesteps=512, log_frequency=128)
-    run.writer.flush()
-    points = scalars(run.folder)
-    tags = {tag for tag, _ in points if not tag.startswith("charts/episodic")}
+    points = curves(run)
+    tags = {tag for tag in points if not tag.startswith("charts/episodic")}
     of_ratios = {"losses/approx_kl", "losses/clipfrac"}
     others = "losses/td_loss losses/q_values losses/values losses/explained_variance "
     assert tags == of_ratios | {*(others + "charts/epsilon charts/learning_rate").split()}
-    assert all(values == [0] for (tag, _), values in points.items() if tag in of_ratios)
+    assert all(set(points[tag].values()) == {0} for tag in of_ratios)
 
 
 @pytest.mark.slow

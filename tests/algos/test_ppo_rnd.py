@@ -6,7 +6,7 @@ import ppo
 import ppo_rnd
 import pytest
 import torch
-from conftest import hash_of_parameters
+from conftest import calls, hash_of_parameters, train
 from gymnasium.spaces import Box, Discrete
 
 T, B, F = 7, 3, 5  # steps, environments, length of observations
@@ -141,21 +141,13 @@ def test_bonuses_go_on_across_ends_and_rewards_do_not():
 
 def test_bonuses_go_on_from_what_is_acted_on_next(monkeypatch):
     """Where the last step of a rollout ended an episode, that is the next one's beginning."""
-    told, add_bonuses = [], ppo_rnd.add_bonuses
-
-    def spy(batch, agent, curiosity, buffer, obs_after, *rest):
-        told.append((obs_after, buffer["next_obs"][-1], buffer["truncated"][-1]))
-        return add_bonuses(batch, agent, curiosity, buffer, obs_after, *rest)
-
-    monkeypatch.setattr(ppo_rnd, "add_bonuses", spy)
+    told = calls(monkeypatch, ppo_rnd, "add_bonuses")
     settings = dict(env_id="environments:Clock-v0", env_kwargs='{"length": 7}', num_steps=7)
-    args = ppo_rnd.Args(**settings, num_envs=B, num_minibatches=1, total_timesteps=84)
-    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
-    ppo_rnd.train(args, run)
-    run.writer.close()
+    train(ppo_rnd, **settings, num_envs=B, num_minibatches=1, total_timesteps=84)
     assert len(told) == 4
-    for obs_after, successors, ended in told:
-        assert ended.all() and (successors == 1).all() and (obs_after == 0).all()
+    for call in told:
+        assert call["buffer"]["truncated"][-1].all() and (call["obs_after"] == 0).all()
+        assert (call["buffer"]["next_obs"][-1] == 1).all()
 
 
 def test_the_error_falls_where_it_was_learned_and_not_elsewhere():
@@ -185,10 +177,7 @@ def trained(monkeypatch, **settings):
         made.append((self, hash_of_parameters(self.target), hash_of_parameters(self)))
 
     monkeypatch.setattr(ppo_rnd.Curiosity, "__init__", spy)
-    args = ppo_rnd.Args(**SMALL | settings)
-    run = ppo.Run("ppo_rnd", args, ppo_rnd.make_agent, ppo.evaluation_policy)
-    ppo_rnd.train(args, run)
-    return run, *made[0]
+    return train(ppo_rnd, **SMALL | settings), *made[0]
 
 
 def test_the_target_stays_and_what_learns_moves(monkeypatch):
@@ -204,9 +193,7 @@ def test_without_bonuses_it_is_ppo(monkeypatch):
     """Whatever the predictor and the critic of bonuses do, and with a norm that is clipped."""
     settings = SMALL | {"env_id": "CartPole-v1", "max_grad_norm": 0.05}
     run, *_ = trained(monkeypatch, ext_coef=1.0, int_coef=0.0, **settings)
-    args = ppo.RunArgs(**settings, exp_name="plain")
-    plain = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
-    ppo.train(args, plain)
+    plain = train(ppo, **settings)
     arrays = run.arrays()
     for name, expected in plain.arrays().items():
         np.testing.assert_array_equal(arrays[name], expected)
@@ -226,9 +213,5 @@ def test_the_chance_of_a_random_walk_to_arrive():
 @pytest.mark.slow
 def test_it_finds_the_far_goal_and_ppo_does_not():
     settings = {"env_id": "tasks:FarGoal-v0", "total_timesteps": 51_200, "seed": 3}
-    returns = []
-    for script, args in ((ppo_rnd, ppo_rnd.Args(**settings)), (ppo, ppo.RunArgs(**settings))):
-        run = ppo.Run(script.__name__, args, script.make_agent, ppo.evaluation_policy)
-        script.train(args, run)
-        returns.append(run.evaluate().mean())
+    returns = [train(script, **settings).evaluate().mean() for script in (ppo_rnd, ppo)]
     assert returns == [1, 0]

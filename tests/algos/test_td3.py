@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import td3
 import torch
-from conftest import env_seeds, hash_of_parameters, train
+from conftest import calls, env_seeds, hash_of_parameters, train
 
 BATCH, OBS, ACTIONS = 7, 5, 3
 NAMES = ("obs", "actions", "rewards", "next_obs", "terminated")
@@ -338,24 +338,15 @@ def test_n_steps_by_hand():
 
 def test_training_hands_n_step_and_ends_to_the_buffer(monkeypatch):
     """A checkpoint's cut, too: no return crosses it."""
-    added, sampled = [], []
-    add, sample = td3.ReplayBuffer.add, td3.ReplayBuffer.sample
-
-    def of_add(buffer, *step):
-        added.append(step)
-        add(buffer, *step)
-
-    def of_sample(buffer, *inputs):
-        sampled.append(inputs)
-        return sample(buffer, *inputs)
-
-    monkeypatch.setattr(td3.ReplayBuffer, "add", of_add)
-    monkeypatch.setattr(td3.ReplayBuffer, "sample", of_sample)
+    added = calls(monkeypatch, td3.ReplayBuffer, "add")
+    sampled = calls(monkeypatch, td3.ReplayBuffer, "sample")
     settings = dict(SMALL, total_timesteps=230, checkpoint_frequency=70, n_step=3, gamma=0.7)
     run = train(td3, env_id="Pendulum-v1", num_envs=2, **settings)
-    assert sampled == [(32, 3, 0.7, run.rng)] * 30
-    ends = [2 * (i + 1) for i, step in enumerate(added) if step[5].all()]
-    assert ends == [70, 140, 210] and not any(step[4].any() for step in added)
+    told = {(call["batch_size"], call["n_step"], call["gamma"]) for call in sampled}
+    assert told == {(32, 3, 0.7)} and len(sampled) == 30
+    assert all(call["rng"] is run.rng for call in sampled)
+    ends = [2 * (i + 1) for i, step in enumerate(added) if step["truncated"].all()]
+    assert ends == [70, 140, 210] and not any(step["terminated"].any() for step in added)
 
 
 def test_samples_are_not_consecutive():
@@ -398,31 +389,29 @@ def test_actions_reach_a_goal_in_lopsided_bounds():
 
 
 def test_the_first_steps_are_random(monkeypatch):
-    calls, act = [], td3.Agent.act
-    monkeypatch.setattr(td3.Agent, "act", lambda *a: (calls.append(a), act(*a))[1])
-    settings = dict(SMALL, total_timesteps=230, env_id="environments:Target-v0")
-    train(td3, **settings)
-    assert len(calls) == 30
+    acts = calls(monkeypatch, td3.Agent, "act")
+    train(td3, **SMALL, total_timesteps=230, env_id="environments:Target-v0")
+    assert len(acts) == 30
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_there_is_one_update_to_a_step_and_every_third_moves_the_policy(monkeypatch, num_envs):
-    calls, update_critics, update_actor = [], td3.update_critics, td3.update_actor
+    order, update_critics, update_actor = [], td3.update_critics, td3.update_actor
 
     def of_critics(*inputs):
-        calls.append(False)
+        order.append(False)
         return update_critics(*inputs)
 
     def of_actor(*inputs):
-        assert not calls[-1]  # the critics learn first
-        calls[-1] = True
+        assert not order[-1]  # the critics learn first
+        order[-1] = True
         return update_actor(*inputs)
 
     monkeypatch.setattr(td3, "update_critics", of_critics)
     monkeypatch.setattr(td3, "update_actor", of_actor)
     settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3)
     train(td3, env_id="environments:Target-v0", **settings)
-    assert len(calls) == 30 and calls == [step % 3 == 0 for step in range(201, 231)]
+    assert len(order) == 30 and order == [step % 3 == 0 for step in range(201, 231)]
 
 
 def test_the_targets_are_copies_that_take_their_share_when_the_policy_learns(monkeypatch):

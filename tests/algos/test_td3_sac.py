@@ -11,7 +11,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import hash_of_parameters, new_run, only_run, scalars, stopped, train
+from conftest import calls, curves, hash_of_parameters, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 
 BATCH, OBS, ACTIONS = 7, 5, 3
@@ -335,22 +335,13 @@ def test_the_target_of_the_entropy(wanted, falls):
     assert (agent.log_alpha < 0) == falls
 
 
-def test_the_two_noises_of_an_update_are_independent():
+def test_the_two_noises_of_an_update_are_independent(monkeypatch):
     """And normal: over many updates, correlation 0, mean 0 and deviation 1."""
-    seen = {"q_losses": [], "policy_loss": []}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in seen:
-            original = getattr(td3_sac, name)
-
-            def spy(*values, name=name, original=original):
-                seen[name].append(values[-2].numpy().copy())
-                return original(*values)
-
-            patch.setattr(td3_sac, name, spy)
-        rng = np.random.default_rng(0)
-        for _ in range(60):
-            updated(rng)
-    first, second = (np.concatenate(x).ravel() for x in seen.values())
+    seen = [calls(monkeypatch, td3_sac, name) for name in ("q_losses", "policy_loss")]
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        updated(rng)
+    first, second = (np.concatenate([x["noise"] for x in each]).ravel() for each in seen)
     for noise in (first, second):
         assert abs(noise.mean()) < 0.1 and abs(noise.std() - 1) < 0.1
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
@@ -383,15 +374,9 @@ def test_the_temperature_is_in_the_checkpoint_with_its_optimizer(tmp_path):
 @pytest.mark.parametrize("env, ends", [("environments:ShortPendulum", False), ("tasks:Flat", True)])
 def test_only_where_the_task_ends_nothing_follows(env, ends, monkeypatch):
     """In one of these environments a time limit ends each episode, in the other the task does."""
-    seen, soft_target = [], td3_sac.soft_target
-
-    def spy(rewards, terminated, *rest):
-        seen.append(terminated)
-        return soft_target(rewards, terminated, *rest)
-
-    monkeypatch.setattr(td3_sac, "soft_target", spy)
+    seen = calls(monkeypatch, td3_sac, "soft_target")
     train(td3_sac, **TINY | {"env_id": f"{env}-v0", "total_timesteps": 100})
-    assert len(seen) == 50 and (torch.cat(seen) == ends).all()
+    assert len(seen) == 50 and all((call["terminated"] == ends).all() for call in seen)
 
 
 @functools.cache
@@ -424,11 +409,10 @@ def flat(steps, **settings):
     """
     settings |= {"env_id": "tasks:Flat-v0", "learning_starts": 200, "log_frequency": 100}
     run = train(td3_sac, **settings, batch_size=128, hidden_sizes=(16, 16), total_timesteps=steps)
-    run.writer.flush()
-    found, rows = scalars(run.folder), []
+    found, rows = curves(run), []
     scale = 0.0 if "env_kwargs" in settings else 10.0
     for step in range(300, steps + 1, 100):
-        (alpha,), (entropy,) = found["losses/alpha", step], found["losses/entropy", step]
+        alpha, entropy = found["losses/alpha"][step], found["losses/entropy"][step]
         rows.append([alpha, entropy, best_entropy(alpha, scale)])
     return np.array(rows), run.agent
 

@@ -5,7 +5,6 @@ whose rewards are known, while spies look on; what they saw is compared with num
 hand.
 """
 
-import inspect
 import random
 import time
 
@@ -17,7 +16,7 @@ import ppo
 import pytest
 import td3
 import torch
-from conftest import env_seeds, hand_stepped, new_run, scalars, stopped, train
+from conftest import calls, curves, env_seeds, hand_stepped, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -95,34 +94,8 @@ def trained(script, **settings):
     return run
 
 
-def calls(monkeypatch, owner, name) -> list:
-    """Of every call of owner.name from now on the arguments, by name."""
-    seen, original = [], getattr(owner, name)
-    signature = inspect.signature(original)
-    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
-
-    def spied(*inputs, **keywords):
-        arguments = signature.bind(*inputs, **keywords).arguments
-        for key in [key for key in arguments if kinds[key] is inspect.Parameter.VAR_KEYWORD]:
-            arguments |= arguments.pop(key)
-        seen.append(arguments)
-        return original(*inputs, **keywords)
-
-    monkeypatch.setattr(owner, name, spied)
-    return seen
-
-
 def buffer_of(script):
     return script.RolloutBuffer if script in (ppo, a2c) else script.ReplayBuffer
-
-
-def curves(run) -> dict:
-    """{tag: {step: value}} of what a run logged."""
-    run.writer.flush()
-    found = {}
-    for (tag, step), (value,) in scalars(run.folder).items():
-        found.setdefault(tag, {})[step] = value
-    return found
 
 
 def rewards_of(obs):
@@ -590,28 +563,33 @@ def test_tensorboard_drops_what_a_killed_run_logged_after_its_checkpoint(monkeyp
         assert [event.step for event in events.Scalars(tag)] == list(range(10, 81, 10))
 
 
-def test_the_curves_of_td3_are_means_over_all_updates_since_the_last_point(monkeypatch):
-    returned, update_critics, update_actor = [], td3.update_critics, td3.update_actor
+@ALL
+def test_the_curves_are_means_over_all_updates_since_the_last_point(monkeypatch, script):
+    own = {"policy_frequency": 3} if script is td3 else {}
+    returned, run = [], small(script, log_frequency=20, **own)
 
-    def of_critics(*inputs):
-        scalars = update_critics(*inputs)
-        returned.append({name: x.item() for name, x in scalars.items()})
-        return scalars
+    def watched(update):
+        def look(*inputs):
+            scalars = update(*inputs)
+            found = {name: float(value) for name, value in scalars.items()}
+            returned.append((run.step_count, found))
+            return scalars
 
-    def of_actor(*inputs):
-        scalars = update_actor(*inputs)
-        returned[-1] |= {name: x.item() for name, x in scalars.items()}
-        return scalars
+        return look
 
-    monkeypatch.setattr(td3, "update_critics", of_critics)
-    monkeypatch.setattr(td3, "update_actor", of_actor)
-    run = trained(td3, log_frequency=20, policy_frequency=3)
-    for name in ("losses/qf1_loss", "losses/qf2_loss", "losses/qf1_values", "losses/actor_loss"):
-        curve = curves(run)[name]
-        assert list(curve) == [40, 60, 80]
-        for step, value in curve.items():  # the first update is of step 21
-            values = [x[name] for x in returned[step - 40 : step - 20] if name in x]
-            assert value == pytest.approx(np.mean(values), rel=1e-5)
+    for name in ("update_critics", "update_actor") if script is td3 else ("update",):
+        monkeypatch.setattr(script, name, watched(getattr(script, name)))
+    script.train(run.args, run)
+    found = curves(run)
+    names = {name for _, scalars in returned for name in scalars}
+    assert len(names) > 2 and len(returned) >= 8
+    for name in names:
+        first = min(step for step, scalars in returned if name in scalars)
+        assert list(found[name]) == [step for step in (20, 40, 60, 80) if step >= first], name
+        for end, mean in found[name].items():
+            since = [x for step, x in returned if end - 20 < step <= end]
+            values = [scalars[name] for scalars in since if name in scalars]
+            assert mean == pytest.approx(np.mean(values), rel=1e-5), name
 
 
 # --- that it learns -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import new_run, scalars
+from conftest import curves, new_run
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import batch_space, iterate
 
@@ -122,8 +122,7 @@ def end_iteration(run, found):
 
 
 def curve(run, tag):
-    run.writer.flush()
-    return {step: y for (name, step), (y,) in scalars(run.folder).items() if name == tag}
+    return curves(run).get(tag, {})
 
 
 def test_points_of_the_curves_are_means_since_the_last_one():

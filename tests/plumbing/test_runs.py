@@ -29,6 +29,7 @@ from conftest import (
     ROOT,
     SCRIPTS,
     Result,
+    calls,
     env_seeds,
     new_run,
     only_run,
@@ -36,7 +37,7 @@ from conftest import (
     scalars,
     stopped,
     train,
-)
+)  # fmt: skip
 from test_weights import code_of_the_page
 from tqdm import tqdm
 
@@ -532,16 +533,11 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatc
 
 
 def test_what_another_process_may_read_is_written_whole(monkeypatch):
-    written, write_file = [], ppo.write_file
-
-    def recorded(path, write):
-        written.append(path.name)
-        write_file(path, write)
-
-    monkeypatch.setattr(ppo, "write_file", recorded)
+    written = calls(monkeypatch, ppo, "write_file")
     run = new_run(ppo, eval_episodes=1)
     run.start(agent=run.agent)
-    assert sorted(written) == ["args.json", "checkpoint.pt", "weights.npz"]
+    names = sorted(call["path"].name for call in written)
+    assert names == ["args.json", "checkpoint.pt", "weights.npz"]
     run.step_count = 1
     run.finish()
-    assert written[-1] == "result.json"
+    assert written[-1]["path"].name == "result.json"
