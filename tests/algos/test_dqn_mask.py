@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_run, train
-from test_ppo_mask import BATCH, WRONG, K, N, observations
+from test_ppo_mask import BATCH, K, N, observations
 from test_runs import TINY
 
 C51 = {"n_atoms": 3, "v_min": -2.0, "v_max": 4.0}
@@ -171,13 +171,6 @@ def test_random_actions_are_uniform_over_the_valid_ones():
         shares = np.bincount(actions, minlength=N) / 30_000
         np.testing.assert_allclose(shares, mask / mask.sum(), atol=0.015)
     assert network.random_actions(masks[:0], rng).shape == (0,)
-
-
-@pytest.mark.parametrize("env_id", [*WRONG, "CartPole-v1", "Pendulum-v1"])
-def test_other_spaces_are_refused(env_id, capsys):
-    with pytest.raises(SystemExit) as stop:
-        new_run(dqn_mask, env_id=env_id)
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, num_envs=2, gradient_steps=1)

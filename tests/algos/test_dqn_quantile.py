@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from conftest import new_run, train
 from gymnasium.spaces import Box, Discrete
+from test_dqn_prioritised import Errors
 from test_runs import TINY
 
 BATCH, ACTIONS, ATOMS = 7, 3, 5
@@ -213,16 +214,6 @@ def test_the_double_and_the_target_network_differ_here():
         for double in (False, True)
     ]
     assert (losses[0] != losses[1]).any()
-
-
-class Errors:
-    """A buffer that keeps the errors it is given."""
-
-    drawn = "steps", "envs"
-
-    def set_errors(self, steps, envs, errors):
-        assert (steps, envs) == self.drawn and isinstance(errors, np.ndarray)
-        self.errors = errors
 
 
 def test_priorities_are_the_losses_without_their_weights():

@@ -13,7 +13,7 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, curves, env_seeds, hash_of_parameters, scalars
+from conftest import NUMBERS, calls, curves, env_seeds, hash_of_parameters, scalars
 from conftest import train as train_ppo
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -529,13 +529,12 @@ def test_dropout_is_for_learning_alone(monkeypatch):
 
     monkeypatch.setattr(ppo.Agent, "make_networks", with_dropout)
     seen, act = [], ppo_multi.Agents.act
-    monkeypatch.setattr(
-        ppo_multi.Agents,
-        "act",
-        lambda self, *rest, **greedy: (
-            seen.append(any(x.training for x in self.modules())) or act(self, *rest, **greedy)
-        ),
-    )
+
+    def spy(agents, *rest, **greedy):
+        seen.append(any(module.training for module in agents.modules()))
+        return act(agents, *rest, **greedy)
+
+    monkeypatch.setattr(ppo_multi.Agents, "act", spy)
     run = train(f"{HERE}:Mortal", num_envs=6, eval_episodes=3, total_timesteps=6 * 64)
     assert not any(seen) and all(policy.actor[0].training for policy in run.agent.policies)
     np.testing.assert_array_equal(run.evaluate(), run.evaluate())
@@ -569,13 +568,10 @@ def test_env_kwargs_reach_the_constructor():
 
 
 def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
-    seeds, reset = [], Mortal.reset
-    monkeypatch.setattr(
-        Mortal, "reset", lambda self, seed=None: [seeds.append(seed), reset(self)][1]
-    )
+    resets = calls(monkeypatch, Mortal, "reset")
     run = new_run(f"{HERE}:Mortal", num_envs=15, eval_episodes=3, seed=5)
     ppo.reset(run.envs, 5, 0)
-    assert seeds == env_seeds(15, 5, 0)[::3]
+    assert [call["seed"] for call in resets] == env_seeds(15, 5, 0)[::3]
 
 
 class Unfit(Mortal):

@@ -46,6 +46,7 @@ def test_a_loaded_agent_plays_as_the_evaluation_of_its_run(name):
         returns = play(*load(path, num_envs=3), env_seeds(3, 5, 0, 1))
         assert returns.mean() == pytest.approx(result["eval_return_mean"])
         assert returns.std() == pytest.approx(result["eval_return_std"])
+    assert not (run.folder / "best.npz").exists()  # without --eval-frequency
 
 
 def test_a_loaded_environment_takes_arguments():
@@ -94,12 +95,6 @@ def test_the_last_evaluation_may_be_the_best(monkeypatch):
     run.finish()
     best, last = (arrays(run.folder / f"{name}.npz") for name in ("best", "weights"))
     assert all(np.array_equal(best[k], last[k]) for k in best)
-
-
-def test_without_eval_frequency_there_is_no_best():
-    run = train(ppo, total_timesteps=256)
-    run.finish()
-    assert not (run.folder / "best.npz").exists()
 
 
 def test_a_resumed_run_knows_its_best(monkeypatch):
