@@ -101,18 +101,6 @@ class Uneven(Clock):
         return result
 
 
-class Picture(Clock):
-    """Images of any shape; pixel (row, column) of channel c is row + 2 column + 3 c + time."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.observation_space = Box(0, 255, shape, np.uint8)
-
-    def observe(self):
-        rows, columns, *channels = np.indices(self.observation_space.shape)
-        return np.uint8(rows + 2 * columns + (3 * channels[0] if channels else 0) + self.time)
-
-
 class Ending(Clock):
     """Ends after five steps; the second number of the last observation is `last`."""
 
@@ -278,8 +266,6 @@ for name, space in (("", None), ("Box", ONE)):
 register("Target-v0", Target)
 register("Mixed-v0", Mixed)
 register("Uneven-v0", Uneven)
-register("Colour-v0", Picture, kwargs={"shape": (37, 41, 3)})
-register("FourChannels-v0", Picture, kwargs={"shape": (37, 41, 4)})
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
 register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)
@@ -327,6 +313,8 @@ FILMS = {
     "ColourFirst": (3, 48, 44),
     "Grid": (7, 7, 3),
     "Strip": (200, 8),
+    "Colour": (37, 41, 3),
+    "Square": (84, 84, 3),
 }
 register("Film-v0", Film)
 for name, shape in FILMS.items():

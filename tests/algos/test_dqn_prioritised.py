@@ -9,7 +9,6 @@ import dqn_prioritised
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import calls, scalars, train
 from gymnasium.spaces import Box
 from test_runs import TINY
@@ -301,23 +300,6 @@ def test_with_exponent_0_it_is_dqn(name):
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
     differs = train(dqn_prioritised, **settings)
     assert differs.hash() != plain.hash()
-
-
-def test_the_losses_without_weights_are_dqns():
-    """Row by row, so that a mean hides nothing."""
-    torch.manual_seed(0)
-    for settings in ({}, {"loss": "mse"}, C51):
-        args, buffer = dqn_prioritised.Args(**settings), Errors()
-        logits = torch.randn(5, 2 * args.n_atoms)
-        batch = batch_of(logits.tolist(), [1.0] * 5, torch.randn(5).tolist())
-        table = Table(args.n_atoms)
-        losses, errors, _ = dqn_prioritised.weighted_losses(buffer, table, table, batch, args)
-        for i in range(5):
-            row = {k: x[i : i + 1] for k, x in batch.items()}
-            losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
-            torch.testing.assert_close(losses[i], losses_of(table, table, row, args)[0][0])
-        if args.loss == "mse":
-            torch.testing.assert_close(F.mse_loss(errors, torch.zeros(5)), losses.mean())
 
 
 def test_of_atari_only_the_newest_frame_of_a_stack_is_kept(monkeypatch):

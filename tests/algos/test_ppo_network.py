@@ -1,7 +1,5 @@
 """Networks of one's own: shapes, the way to Keras, what is shared, and batch normalisation."""
 
-import environments
-import gymnasium as gym
 import numpy as np
 import ppo
 import ppo_network
@@ -14,7 +12,6 @@ from torch import nn
 
 VECTORS, IMAGES = Box(-1, 1, (7,), np.float32), Box(0, 255, (4, 84, 84), np.uint8)
 BATCH, ACTIONS = 11, Discrete(3)
-gym.register("Square-v0", environments.Picture, kwargs={"shape": (84, 84, 3)})
 
 
 def random_agent(space, **settings):
@@ -167,7 +164,7 @@ def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
         assert not layer.training and layer.num_batches_tracked == 1
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Square-v0"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:Square-v0"])
 def test_statistics_move_once_a_rollout_and_ratios_begin_with_that_change(env_id):
     """The old log-probabilities are of the policy that acted; the loss sees the new statistics, at
     every one of its steps, as will the next rollout.

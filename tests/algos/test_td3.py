@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 
 import environments
 import gymnasium as gym
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import td3
 import torch
-from conftest import calls, env_seeds, hash_of_parameters, train
+from conftest import calls, hash_of_parameters, train
 
 BATCH, OBS, ACTIONS = 7, 5, 3
 NAMES = ("obs", "actions", "rewards", "next_obs", "terminated")
@@ -456,34 +455,9 @@ def test_what_td3_cannot_take_is_refused(refused):
         assert message in refused("td3", f"--env-id {env_id}"), env_id
 
 
-PENDULUM = """--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000 --gamma 0.95
-    --learning-rate 3e-3 --tau 0.01 --hidden-sizes 64 64 --batch-size 64""".split()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_pendulum_learns_and_its_weights_stepped_by_hand_act_as_evaluate_does(
-    script, tmp_path, seed
-):
-    trained = script("td3", *PENDULUM, "--seed", seed)
-    folder = tmp_path / trained.line("run folder")
-    evaluation = json.loads((folder / "result.json").read_text())
-    assert evaluation["eval_return_mean"] > -200
-    with np.load(folder / "weights.npz") as file:
-        weights = dict(file)
-    returns = []
-    for env_seed in env_seeds(10, seed, 0, 1):
-        env = gym.make("Pendulum-v1")
-        obs, _ = env.reset(seed=env_seed)
-        total, over = 0.0, False
-        while not over:
-            x = obs
-            for layer in (0, 2):
-                x = x @ weights[f"actor.{layer}.weight"].T + weights[f"actor.{layer}.bias"]
-                x = np.maximum(x, 0)
-            x = np.tanh(x @ weights["actor.4.weight"].T + weights["actor.4.bias"])
-            low, high = weights["action_low"], weights["action_high"]
-            obs, reward, _, over, _ = env.step((low + high) / 2 + (high - low) / 2 * x)
-            total += reward
-        returns.append(total)
-    assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-2)
+def test_pendulum_is_learned(seed):
+    settings = dict(total_timesteps=6000, learning_starts=1000, gamma=0.95, learning_rate=3e-3)
+    settings |= dict(tau=0.01, hidden_sizes=(64, 64), batch_size=64, seed=seed)
+    assert train(td3, env_id="Pendulum-v1", **settings).evaluate().mean() > -200

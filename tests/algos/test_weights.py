@@ -9,9 +9,11 @@ import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
+import td3
 import torch
-from conftest import ROOT, new_run, parse
+from conftest import ROOT, new_run, parse, train
 from numpy.lib.stride_tricks import sliding_window_view
+from test_runs import TINY
 
 EXPORTS = (ROOT / "docs" / "trackers-and-exports.md").read_text()
 PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
@@ -136,3 +138,51 @@ def test_weights_of_ppo_start_a2c():
     fresh = new_run(a2c, seed=3)
     started = new_run(a2c, seed=4, init_weights="init.npz")
     assert started.hash() == saved.hash() != fresh.hash()
+
+
+def mlp(weights, part, x, activation):
+    """Two hidden layers in NumPy, from the arrays of weights.npz alone."""
+    for i in (0, 2):
+        x = activation(x @ weights[f"{part}.{i}.weight"].T + weights[f"{part}.{i}.bias"])
+    return x @ weights[f"{part}.4.weight"].T + weights[f"{part}.4.bias"]
+
+
+def weights_and_observations(run):
+    run.finish()
+    with np.load(run.folder / "weights.npz") as file:
+        weights = dict(file)
+    obs = np.random.default_rng(0).normal(size=(50, *run.obs_space.shape)).astype(np.float32)
+    return weights, obs
+
+
+@pytest.mark.parametrize("kind", ["ppo", "ppo of boxes", "td3"])
+def test_weights_npz_alone_says_how_an_evaluation_acts(kind):
+    """That load plays what an evaluation plays is tested in test_load.py."""
+    script = td3 if kind == "td3" else ppo
+    run = train(script, **{"total_timesteps": 512} if kind == "ppo" else TINY[kind[:3]])
+    weights, obs = weights_and_observations(run)
+    if kind == "ppo":
+        expected = mlp(weights, "actor", obs, np.tanh).argmax(axis=1)
+    elif kind == "td3":
+        expected = np.tanh(mlp(weights, "actor", obs, relu))
+    else:
+        std = np.sqrt(weights["obs_moments.var"] + 1e-8)
+        x = np.clip((obs - weights["obs_moments.mean"]) / std, -10, 10)
+        expected = mlp(weights, "actor", x, np.tanh)
+    if kind != "ppo":
+        low, high = weights["action_low"], weights["action_high"]
+        expected = np.clip((low + high) / 2 + (high - low) / 2 * expected, low, high)
+    found = script.evaluation_policy(run.agent, None, run.args)(obs)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_atoms", [1, 51])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_weights_npz_alone_gives_the_q_values(n_atoms, dueling):
+    """By the function of the page; test_dqn_maths.py tests that evaluations take the best."""
+    settings = TINY["dqn"] | dict(n_atoms=n_atoms, v_min=0, v_max=100, dueling=dueling)
+    run = train(dqn, **settings)
+    weights, obs = weights_and_observations(run)
+    found = [code_of_the_page()["q_values"](weights, row) for row in obs]
+    expected = run.agent(torch.as_tensor(obs)).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

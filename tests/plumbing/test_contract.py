@@ -203,6 +203,7 @@ def test_stacked_colour_and_grey_go_through_the_convolutions():
         found[env] = agent.trunk[0].weight.shape[1]
         assert obs.shape[1:] == envs.single_observation_space.shape and obs.dtype == np.uint8
     channels = {"StackedColour": 12, "StackedGrey": 4, "Grey": 1, "GreyLast": 1, "ColourFirst": 3}
+    channels |= {"Colour": 3, "Square": 3}
     assert found == channels
 
 

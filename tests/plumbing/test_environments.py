@@ -28,16 +28,6 @@ def images(*shape):
     return gym.spaces.Box(0, 255, shape, np.uint8)
 
 
-@pytest.mark.parametrize("name, channels", [("Colour-v0", 3), ("FourChannels-v0", 4)])
-def test_images_become_channel_first(name, channels):
-    env = ppo.make_env(f"environments:{name}")
-    assert env.observation_space == images(channels, 37, 41)
-    env.reset()
-    image, *_ = env.step(0)
-    c, row, column = channels - 1, 5, 7
-    assert image.dtype == np.uint8 and image[c, row, column] == row + 2 * column + 3 * c + 1
-
-
 def test_after_a_checkpoint_infos_are_those_of_the_reset():
     sizes = dict(num_envs=2, num_steps=3, checkpoint_frequency=6, total_timesteps=12)
     run = new_run(ppo, env_id="environments:Chatty-v0", **sizes)

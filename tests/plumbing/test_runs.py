@@ -19,7 +19,6 @@ import tomllib
 import weakref
 from pathlib import Path
 
-import gymnasium as gym
 import imageio
 import numpy as np
 import ppo
@@ -30,7 +29,6 @@ from conftest import (
     SCRIPTS,
     Result,
     calls,
-    env_seeds,
     new_run,
     only_run,
     parse,
@@ -38,7 +36,6 @@ from conftest import (
     stopped,
     train,
 )  # fmt: skip
-from test_weights import code_of_the_page
 from tqdm import tqdm
 
 STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
@@ -504,75 +501,6 @@ def test_bad_input_is_refused(command, tmp_path):
         one_line = len(result.err.strip().splitlines()) == 1
         assert (one_line or "For full helptext" in text) and result.out == "", what  # tyro's box
         assert sorted(tmp_path.rglob("*")) == before, what
-
-
-def forward(weights, part, x):
-    """An MLP in NumPy, from the arrays of weights.npz alone."""
-    x = np.tanh(x @ weights[f"{part}.0.weight"].T + weights[f"{part}.0.bias"])
-    x = np.tanh(x @ weights[f"{part}.2.weight"].T + weights[f"{part}.2.bias"])
-    return x @ weights[f"{part}.4.weight"].T + weights[f"{part}.4.bias"]
-
-
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_ppo_weights_stepped_by_hand_act_as_evaluate_does(kind):
-    run = train(ppo, **TINY["ppo"] if kind == "continuous" else {"total_timesteps": 1024})
-    run.finish()
-    with np.load(run.folder / "weights.npz") as file:
-        weights = dict(file)
-    returns = []
-    for seed in env_seeds(10, 1, 0, 1):
-        env = gym.make("CartPole-v1" if kind == "discrete" else "Pendulum-v1")
-        obs, _ = env.reset(seed=seed)
-        total, over = 0.0, False
-        while not over:
-            if kind == "discrete":
-                action = int(forward(weights, "actor", obs).argmax())
-            else:
-                std = np.sqrt(weights["obs_moments.var"] + 1e-8)
-                x = np.clip((obs - weights["obs_moments.mean"]) / std, -10, 10)
-                low, high = weights["action_low"], weights["action_high"]
-                mean = (low + high) / 2 + (high - low) / 2 * forward(weights, "actor", x)
-                action = np.clip(mean, low, high)
-            obs, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + reward, terminated or truncated
-        returns.append(total)
-    evaluation = json.loads((run.folder / "result.json").read_text())
-    assert evaluation["eval_return_mean"] == pytest.approx(np.mean(returns), rel=1e-3)
-    assert evaluation["eval_return_std"] == pytest.approx(np.std(returns), rel=1e-2)
-
-
-@pytest.mark.parametrize("n_atoms", [1, 51])
-@pytest.mark.parametrize("dueling", [False, True])
-def test_dqn_weights_stepped_by_hand_act_as_evaluate_does(n_atoms, dueling):
-    import dqn
-
-    settings = TINY["dqn"] | dict(n_atoms=n_atoms, v_min=0, v_max=100, dueling=dueling)
-    run = train(dqn, **settings, eval_episodes=10)
-    run.finish()
-    with np.load(run.folder / "weights.npz") as file:
-        weights = dict(file)
-    q_values_by_hand = code_of_the_page()["q_values"]
-    q_network = run.agent
-    returns, ties, steps = [], 0, 0
-    for seed in env_seeds(10, 1, 0, 1):
-        env = gym.make("CartPole-v1")
-        obs, _ = env.reset(seed=seed)
-        total, over = 0.0, False
-        while not over:
-            q_values = q_values_by_hand(weights, obs)
-            theirs = q_network(torch.as_tensor(obs)[None])[0]
-            np.testing.assert_allclose(q_values, theirs.detach().numpy(), rtol=1e-5, atol=1e-5)
-            action = int(q_network.act(obs[None], 0.0, np.random.default_rng(0))[0])
-            tied = np.ptp(q_values) <= 2e-6 * (1 + np.abs(q_values).max())  # but for rounding
-            assert tied or action == q_values.argmax()
-            ties, steps = ties + tied, steps + 1
-            obs, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + reward, terminated or truncated
-        returns.append(total)
-    assert ties < 0.01 * steps, (ties, steps)
-    # ten observations in one batch round otherwise than one, which can tip an action near a tie
-    saved = json.loads((run.folder / "result.json").read_text())
-    assert saved["eval_return_mean"] == pytest.approx(np.mean(returns), rel=0.02)
 
 
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatch):
