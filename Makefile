@@ -43,7 +43,6 @@ speed: .venv/installed .venv-peers/installed
 report: .venv/installed-dev
 	$(BIN)/python benchmarks/maintain/publish.py --from-csv
 	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/variants
-	$(BIN)/python benchmarks/report.py --from-csv --out benchmarks/results/fresh
 
 screenshots: .venv/installed
 	$(BIN)/python benchmarks/maintain/screenshots.py

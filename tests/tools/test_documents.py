@@ -21,6 +21,7 @@ from pathlib import Path
 import conftest
 import numpy as np
 import onnxruntime
+import pandas as pd
 import ppo
 import pytest
 import torch
@@ -325,6 +326,21 @@ def test_every_function_that_cites_a_source_is_on_its_page(name):
                      if isinstance(part, ast.FunctionDef | ast.ClassDef)]  # fmt: skip
             if any(re.search(r"arXiv|doi ", text) for text in texts):
                 assert node.name in linked
+
+
+def test_the_healthy_returns_are_those_of_the_results():
+    header = "| environment | script | seeds | steps | at 10% | at 25% | at 50% | at the end |"
+    table = rows(TEXTS["docs/when-it-does-not-learn.md"], header)
+    assert len(table) == 8
+    for env_id, script, seeds, _, *shown in table:
+        cell = pd.read_csv(ROOT / "benchmarks" / "results" / f"{env_id}-{script}.csv")
+        curves = [curve for _, curve in cell[cell.kind == "training"].groupby("seed")]
+        assert str(len(curves)) == seeds
+        for share, text in zip((0.1, 0.25, 0.5, 1), shown, strict=True):
+            step = share * cell.step.max()
+            here = pd.Series([c.loc[(c.step - step).abs().idxmin(), "return"] for c in curves])
+            expected = f"{here.mean():,.0f} ({here.min():,.0f} to {here.max():,.0f})"
+            assert text == expected, (env_id, script, share)
 
 
 def test_every_tag_is_explained_and_no_other():
