@@ -208,21 +208,6 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
 
 
 @pytest.mark.parametrize("script", [ppo, a2c])
-def test_a_last_observation_that_is_no_number_stays_where_it_is(script):
-    """Where the task ended it is nobody's value; numbers of other steps are the same bits."""
-    agent, args = make_agent(script), script.Args(**SIZES, gamma=0.9, gae_lambda=0.8)
-    make_batch = script.make_batch if script is a2c else script.rollout_batch
-    buffer = fill_buffer(script, agent, np.random.default_rng(3))
-    assert buffer["terminated"].any()
-    batch, _ = make_batch(agent, buffer, args, np.zeros(ENVS))
-    for step in buffer.steps:
-        step["next_obs"][step["terminated"]] = np.nan
-    poisoned, _ = make_batch(agent, buffer, args, np.zeros(ENVS))
-    for name, tensor in batch.items():
-        assert torch.equal(tensor, poisoned[name]), name
-
-
-@pytest.mark.parametrize("script", [ppo, a2c])
 @pytest.mark.parametrize("obs_shape", [(OBS,), (1, 36, 41)])
 def test_the_value_loss_touches_the_policy_only_through_the_trunk_of_images(script, obs_shape):
     images = len(obs_shape) == 3

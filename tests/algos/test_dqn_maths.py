@@ -73,18 +73,6 @@ def test_what_follows_a_termination_does_not_spread(poison):
     assert dqn.td_target(*steps, next_values).tolist() == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("n_atoms", [1, ATOMS])
-def test_a_last_observation_that_is_no_number_stays_where_it_is(n_atoms, double):
-    settings = dict(n_atoms=n_atoms, double=double)
-    batch, networks = random_batch(np.random.default_rng(0)), (network(n_atoms=n_atoms),) * 2
-    losses, errors, _ = losses_of(n_atoms)(*networks, batch, dqn.Args(**settings))
-    assert losses.isfinite().all() and batch["terminated"].any()
-    batch["next_obs"][batch["terminated"]] = torch.nan
-    poisoned, same_errors, _ = losses_of(n_atoms)(*networks, batch, dqn.Args(**settings))
-    assert torch.equal(poisoned, losses) and torch.equal(same_errors, errors)
-
-
 @pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, np.nan)])
 def test_a_support_is_finite_and_has_a_width(v_min, v_max, capsys):
     with pytest.raises(SystemExit):

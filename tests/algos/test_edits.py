@@ -344,44 +344,6 @@ def test_a_deviation_that_depends_on_the_state(edited):
     torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
 
 
-def test_squashed_actions(edited):
-    greedy = "            return outputs.argmax(dim=1) if self.discrete else outputs\n"
-    log_prob = """        actions = actions.clamp(-0.999999, 0.999999)
-        unbounded = torch.atanh(actions)
-        log_prob, entropy = gaussian_log_prob_and_entropy(outputs, self.log_std, unbounded)
-        return log_prob - torch.log(1 - actions**2).sum(dim=1), entropy
-"""
-    module = edited(
-        "ppo",
-        (greedy, greedy.replace("else outputs", "else outputs.tanh()")),
-        (NOISY, NOISY.replace("return ", "return torch.tanh(").replace("noise", "noise)")),
-        (LOG_PROB, log_prob),
-    )
-    run = trained(module, env_id="Pendulum-v1", log_std_init=-0.5)
-    assert moved(run)["log_std"]
-    obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
-    with torch.no_grad():
-        means, std = run.agent(obs).double()[:, 0], run.agent.log_std.exp().double()
-        actions = torch.tensor([[0.4], [-0.7]])
-        log_probs = run.agent.evaluate_actions({"obs": obs, "actions": actions})[0]
-
-    def cdf(actions):  # of tanh(mean + std * noise)
-        return 0.5 * (1 + torch.erf((torch.atanh(actions) - means) / std / math.sqrt(2)))
-
-    x = actions.double()[:, 0]
-    density = (cdf(x + 1e-5) - cdf(x - 1e-5)) / 2e-5
-    torch.testing.assert_close(log_probs.exp().double(), density, rtol=1e-4, atol=0)
-    # and such actions are drawn
-    drawn = run.agent.act(obs.numpy().repeat(20_000, axis=0), np.random.default_rng(0))
-    drawn = torch.as_tensor(drawn).double().reshape(2, -1)
-    assert drawn.abs().max() < 1
-    for point in (-0.5, 0.0, 0.5):
-        share = (drawn < point).double().mean(dim=1)
-        torch.testing.assert_close(share, cdf(torch.tensor(point).double()), atol=0.02, rtol=0)
-    np.testing.assert_allclose(run.agent.act(obs.numpy(), None, True)[:, 0], means.tanh(), 1e-6)
-    assert_evaluations_repeat(run)
-
-
 # --- what acts is what learns ---------------------------------------------------------------------
 
 OBS, BATCH, DISCRETE = Box(-1, 1, (3,), np.float32), 50, Discrete(4)
@@ -535,26 +497,6 @@ def test_boltzmann_exploration(edited):
     assert 0.3 < share < 0.7 and abs(share - 0.5) > 0.05
     assert actions.mean() == pytest.approx(share, abs=0.015)
     assert_evaluations_repeat(run)  # at temperature 0
-
-
-def test_two_updates_a_step(edited):
-    """UTD 2: the whole block of an update twice, each with a minibatch of its own."""
-    source = (ROOT / "algos" / "td3.py").read_text()
-    start = source.index("            batch = buffer.sample")
-    block = source[start : source.index("        run.end_iteration")]
-    indented = "".join(f"    {line}\n" for line in block.splitlines())
-    module = edited("td3", (block, "            for _ in range(2):\n" + indented))
-    run, plain = trained(module), trained(edited("td3"))
-
-    def steps(run, name):
-        return {int(state["step"]) for state in run.parts[name].state.values()}
-
-    updates = run.args.total_timesteps - run.args.learning_starts
-    assert steps(run, "critic_optimizer") == {2 * updates}
-    assert steps(plain, "critic_optimizer") == {updates}
-    assert steps(run, "actor_optimizer") == {2 * (updates // 2)}
-    assert steps(plain, "actor_optimizer") == {updates // 2}
-    assert run.hash() != plain.hash()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -4,7 +4,6 @@ Sizes are pairwise different primes, so that a wrong axis cannot hide.
 """
 
 import math
-from types import SimpleNamespace
 
 import a2c
 import gymnasium as gym
@@ -174,26 +173,12 @@ def test_approx_kl_and_explained_variance_by_hand():
     assert np.isfinite(ppo.explained_variance(returns, np.ones(4)))
 
 
-def test_running_moments_are_those_of_everything_seen():
-    rng = np.random.default_rng(0)
-    chunks = [
-        rng.normal(loc=5 * k, scale=k + 1, size=(n, ACTIONS)) for k, n in enumerate((1, 7, 11))
-    ]
-    moments = ppo.RunningMoments((ACTIONS,))
-    for chunk in chunks:
-        moments.update(chunk)
-    seen = np.concatenate(chunks)
-    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-12)
-    assert moments.count == len(seen)
-
-
 def test_running_moments_do_not_drift():
     """Two million samples far from 0, a rollout at a time: in float32 the variance is lost."""
     rng, moments = np.random.default_rng(0), ppo.RunningMoments((ACTIONS,))
     offsets, scales = np.array([1e3, -7.0, 0.1]), np.array([0.5, 1e-3, 30.0])
     seen = offsets + scales * rng.normal(size=(2_000_003, ACTIONS))
-    for chunk in np.array_split(seen, 1009):
+    for chunk in (seen[:1], *np.array_split(seen[1:], 1009)):
         moments.update(chunk)
     assert moments.count == 2_000_003
     np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-9)
@@ -250,16 +235,6 @@ def test_observations_are_normalised_and_clipped():
     agent.obs_moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))  # mean 2, 20; std 1, 10
     obs = torch.tensor([[3.0, 0.0], [2.0, 1e6]])
     torch.testing.assert_close(agent.features(obs), torch.tensor([[1.0, -2.0], [0.0, 10.0]]))
-
-
-def test_the_statistics_travel_with_the_weights():
-    first, second = (make_agent(norm_obs=True) for _ in range(2))
-    first.obs_moments.update(np.random.default_rng(0).normal(7, 3, (11, OBS)))
-    arrays = ppo.Run.arrays(SimpleNamespace(agent=first, bounds={}))  # of weights.npz
-    second.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
-    obs = 7 + torch.randn(BATCH, OBS)
-    torch.testing.assert_close(second.features(obs), first.features(obs))
-    torch.testing.assert_close(second(obs), first(obs))
 
 
 @pytest.mark.parametrize("script", [ppo, a2c])

@@ -170,15 +170,6 @@ def test_what_follows_a_termination_does_not_spread(poison):
     assert y.tolist() == [4.0, 2.0, 1.0]
 
 
-def test_a_last_observation_that_is_no_number_stays_where_it_is():
-    agent, target, _ = agents()
-    batch, noise = random_batch(np.random.default_rng(2)), torch.zeros(BATCH, ACTIONS)
-    losses, q_mean = td3.q_losses(agent, target, batch, noise, td3.Args())
-    assert torch.stack(losses).isfinite().all() and batch["terminated"].any()
-    batch["next_obs"][batch["terminated"]] = torch.nan
-    assert td3.q_losses(agent, target, batch, noise, td3.Args()) == (losses, q_mean)
-
-
 @pytest.mark.parametrize("name", ["rewards", "terminated"])
 def test_columns_instead_of_vectors_fail_at_once(name):
     agent, target, _ = agents()
