@@ -263,6 +263,7 @@ def test_a_buffer_with_exponent_0_changes_nothing():
     assert run.hash() == plain.hash()
 
 
+@pytest.mark.slow
 def test_the_bandit_is_learned_as_two_payoffs():
     """Where its mean, 5, never happens. As in the fixed point above, but for the noise."""
     settings = dict(env_id="TwoPayoffs-v0", total_timesteps=6_000, n_atoms=8, hidden_sizes=(16, 16))

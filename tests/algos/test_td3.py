@@ -370,6 +370,7 @@ def test_a_time_limit_is_no_end():
     assert q_value == pytest.approx(1 / (1 - 0.8), rel=0.05)
 
 
+@pytest.mark.slow
 def test_actions_reach_a_goal_in_lopsided_bounds():
     settings = dict(SMALL, env_id="environments:Target-v0", total_timesteps=2500)
     agent = train(td3, **settings).agent

@@ -88,28 +88,28 @@ def test_a_full_disk_leaves_the_last_checkpoint(script, tmp_path, kilobytes):
         assert script("dqn", "--resume", folder).hash == whole.hash
 
 
-KILLED = {  # a second or two each, with a checkpoint every eighth of a second
+KILLED = {  # a second each, with about eight checkpoints
     "ppo": [
-        "--total-timesteps 8192 --checkpoint-frequency 512",
-        "--env-id Pendulum-v1 --total-timesteps 8192 --checkpoint-frequency 512 --norm-obs "
+        "--total-timesteps 4096 --checkpoint-frequency 512",
+        "--env-id Pendulum-v1 --total-timesteps 4096 --checkpoint-frequency 512 --norm-obs "
         "--norm-reward --num-minibatches 2",
     ],
     "a2c": [
-        "--total-timesteps 8000 --checkpoint-frequency 500",
-        "--env-id Pendulum-v1 --total-timesteps 8000 --checkpoint-frequency 512 --num-steps 8 "
+        "--total-timesteps 4000 --checkpoint-frequency 500",
+        "--env-id Pendulum-v1 --total-timesteps 4000 --checkpoint-frequency 512 --num-steps 8 "
         "--norm-obs --norm-reward --optimizer adam",
     ],
     "dqn": [
-        "--total-timesteps 6144 --checkpoint-frequency 384 --buffer-size 1500 --gradient-steps 1 "
+        "--total-timesteps 3072 --checkpoint-frequency 384 --buffer-size 1500 --gradient-steps 1 "
         "--hidden-sizes 32 32",
-        "--total-timesteps 4096 --checkpoint-frequency 256 --buffer-size 1500 --gradient-steps 1 "
+        "--total-timesteps 2560 --checkpoint-frequency 256 --buffer-size 1500 --gradient-steps 1 "
         "--hidden-sizes 32 32 --num-envs 2 --double --dueling --n-atoms 11 --v-min 0 --v-max 100 "
         "--n-step 3 --tau 0.5",
     ],
     "td3": [
-        "--env-id Pendulum-v1 --total-timesteps 1024 --checkpoint-frequency 64 --batch-size 16 "
+        "--env-id Pendulum-v1 --total-timesteps 640 --checkpoint-frequency 64 --batch-size 16 "
         "--learning-starts 200 --buffer-size 400 --hidden-sizes 16 16 --log-frequency 50",
-        "--env-id Pendulum-v1 --total-timesteps 1536 --checkpoint-frequency 128 --batch-size 16 "
+        "--env-id Pendulum-v1 --total-timesteps 1024 --checkpoint-frequency 128 --batch-size 16 "
         "--learning-starts 200 --buffer-size 400 --hidden-sizes 16 16 --log-frequency 50 "
         "--num-envs 2 --policy-frequency 3",
     ],

@@ -367,6 +367,8 @@ def test_statistics_travel_with_the_weights(tmp_path):
     settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
     again = new_run(ppo, **settings, seed=2)
     assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
+    obs = torch.full((1, *run.obs_space.shape), 7.0)
+    torch.testing.assert_close(again.agent.features(obs), run.agent.features(obs))
     with pytest.raises(SystemExit):  # an agent without them would see something else
         new_run(ppo, **settings | dict(norm_obs=False))
 
