@@ -46,8 +46,3 @@ def test_the_target_network_takes_its_share_of_the_online_one_when_it_is_due(mon
         expected = 0.75 * target + 0.25 * q_after if due else target
         torch.testing.assert_close(target_after, expected)
     assert not torch.equal(*states[-1])
-
-
-@pytest.mark.slow
-def test_cartpole_is_solved():
-    assert train(dqn).evaluate().mean() >= 475

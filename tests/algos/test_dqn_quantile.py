@@ -275,8 +275,3 @@ def test_the_bandit_is_learned_as_two_payoffs():
     assert payoffs.tolist() == pytest.approx(expected, abs=1.0)
     assert certain.tolist() == pytest.approx([4] * 8, abs=0.2)
     assert payoffs.mean().item() == pytest.approx(5, abs=0.3) and run.evaluate().mean() > 4
-
-
-@pytest.mark.slow
-def test_it_learns_cartpole():
-    assert train(dqn_quantile, seed=11, eval_episodes=20).evaluate().mean() > 400

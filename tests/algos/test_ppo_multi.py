@@ -586,51 +586,22 @@ class Unfit(Mortal):
 
 
 VECTOR = Box(-1, 1, (2,), np.float32)
-UNFIT = {
-    "images": (Discrete(2), Discrete(2), Box(0, 255, (84, 84, 3), np.uint8)),
-    "mixed": (Discrete(2), Box(-1, 1, (1,), np.float32), VECTOR),
-    "many": (MultiDiscrete([2, 3]), MultiDiscrete([2, 3]), VECTOR),
-    "unlike": (Discrete(2), Discrete(3), VECTOR),
-}
+UNFIT = {  # words of the line that says so: the spaces
+    "ppo_multi takes vectors, not images": (
+        Discrete(2), Discrete(2), Box(0, 255, (84, 84, 3), np.uint8)
+    ),
+    "ppo_multi takes actions of one kind, not": (Discrete(2), Box(-1, 1, (1,), np.float32), VECTOR),
+    "actions must be Discrete or a Box of real numbers, not": (
+        MultiDiscrete([2, 3]), MultiDiscrete([2, 3]), VECTOR
+    ),
+    "agents that share a policy must have the same actions": (Discrete(2), Discrete(3), VECTOR),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "env_id, settings, words",
-    [
-        ("tasks:MultiCartPole", {"num_envs": 6}, "num_envs=6 must be a multiple of the 4 agents"),
-        ("tasks:MultiCartPole", {"eval_episodes": 10}, "eval_episodes=10 must be a multiple"),
-        ("tasks:Differ", {"num_policies": 3}, "num_policies=3 is more than the 2 agents"),
-        (
-            "tasks:Differ",
-            {"num_agents": 3},
-            "environment tasks:Differ: Differ() takes no arguments",
-        ),
-        ("tasks:Same", {}, "environment tasks:Same: module 'tasks' has no attribute 'Same'"),
-        ("tasks:Differ", {"env_kwargs": '{"x": 1}'}, "Differ() takes no arguments"),
-        ("tasks:Differ", {"env_kwargs": "[1]"}, "'list' object is not a mapping"),
-        ("tasks:Differ", {"env_kwargs": "{"}, "environment tasks:Differ: Expecting"),
-        ("tasks:HiddenCartPole", {}, "has no attribute 'possible_agents'"),
-        ("tasks:Differ", {"capture_video": True}, "Differ() takes no arguments"),
-        (f"{HERE}:blind", {"capture_video": True}, "'Mortal' object has no attribute 'render'"),
-        ("nowhere.simple_v3", {}, "environment nowhere.simple_v3: No module named 'nowhere'"),
-        ("tasks:unfit=images", {}, "ppo_multi takes vectors, not images"),
-        ("tasks:unfit=mixed", {}, "ppo_multi takes actions of one kind, not"),
-        ("tasks:unfit=many", {}, "actions must be Discrete or a Box of real numbers, not"),
-        (
-            "tasks:unfit=unlike",
-            {"num_policies": 1},
-            "agents that share a policy must have the same actions",
-        ),
-    ],
-)
-def test_what_it_cannot_take_is_said_in_a_line(env_id, settings, words, monkeypatch, capsys):
-    monkeypatch.setattr(tasks, "unfit", lambda: Unfit(*UNFIT[name]), raising=False)
-    env_id, _, name = env_id.partition("=")
-    settings = {"num_envs": 6, "eval_episodes": 6} | settings if "blind" in env_id else settings
-    with pytest.raises(SystemExit) as raised:
-        new_run(env_id, **settings)
-    error = capsys.readouterr().err
-    assert raised.value.code == 2 and words in error and len(error.splitlines()) == 1
+def test_agents_that_do_not_fit_are_refused(refused, monkeypatch):
+    for words, spaces in UNFIT.items():
+        monkeypatch.setattr(tasks, "unfit", lambda spaces=spaces: Unfit(*spaces), raising=False)
+        assert words in refused("ppo_multi", "--env-id tasks:unfit --num-policies 1")
 
 
 @pytest.mark.parametrize("package, pin", [("mpe2", "1.1.1"), ("pettingzoo", "1.27.0")])

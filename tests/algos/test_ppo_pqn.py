@@ -250,8 +250,3 @@ def test_its_curves():
     others = "losses/td_loss losses/q_values losses/values losses/explained_variance "
     assert tags == of_ratios | {*(others + "charts/epsilon charts/learning_rate").split()}
     assert all(set(points[tag].values()) == {0} for tag in of_ratios)
-
-
-@pytest.mark.slow
-def test_it_learns_cartpole():
-    assert train(ppo_pqn, eval_episodes=20).evaluate().mean() > 450

@@ -3,7 +3,6 @@
 import copy
 import itertools
 
-import environments
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -368,15 +367,6 @@ def test_a_time_limit_is_no_end():
     agent = train(td3, env_id="environments:BlindBox-v0", **settings).agent
     q_value = agent.critics[0](torch.ones(1, 1), torch.zeros(1, 1)).item()
     assert q_value == pytest.approx(1 / (1 - 0.8), rel=0.05)
-
-
-@pytest.mark.slow
-def test_actions_reach_a_goal_in_lopsided_bounds():
-    settings = dict(SMALL, env_id="environments:Target-v0", total_timesteps=2500)
-    agent = train(td3, **settings).agent
-    action = agent.to_env(agent.act(np.zeros((1, 2), np.float32), None))[0]
-    scale = environments.Target.action_space.high - environments.Target.action_space.low
-    np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.05)
 
 
 def test_the_first_steps_are_random(monkeypatch):

@@ -156,6 +156,7 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, line):
     assert command(name, "--resume", run.folder).hash == whole.hash != start
 
 
+SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
     "dqn_prioritised --priority-exponent 1.5": "priority_exponent",
     "dqn_prioritised --importance-exponent 1.5": "importance_exponent",
@@ -185,6 +186,18 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_lstm --env-id environments:Colour-v0": "ppo_lstm takes vectors, not images",
     "ppo_multi --num-policies 0": "num_policies=0 must lie between 1 and inf",
     "ppo_multi --async-envs": "async_envs",
+    f"ppo_multi --env-id tasks:MultiCartPole {SIX}": "num_envs=6 must be a multiple of the 4",
+    "ppo_multi --env-id tasks:MultiCartPole --eval-episodes 10": "eval_episodes=10 must be a multi",
+    "ppo_multi --num-policies 3": "num_policies=3 is more than the 2 agents",
+    "ppo_multi --num-agents 3": "environment tasks:Differ: Differ() takes no arguments",
+    'ppo_multi --env-kwargs {"x":1}': "Differ() takes no arguments",
+    "ppo_multi --env-kwargs [1]": "'list' object is not a mapping",
+    "ppo_multi --env-kwargs {": "environment tasks:Differ: Expecting",
+    "ppo_multi --capture-video": "Differ() takes no arguments",
+    "ppo_multi --env-id tasks:Same": "tasks:Same: module 'tasks' has no attribute 'Same'",
+    "ppo_multi --env-id tasks:HiddenCartPole": "has no attribute 'possible_agents'",
+    "ppo_multi --env-id nowhere.simple_v3": "nowhere.simple_v3: No module named 'nowhere'",
+    f"ppo_multi --env-id test_ppo_multi:blind --capture-video --eval-episodes 6 {SIX}": "'render'",
     "ppo_multidiscrete --env-id environments:Several-v0 --bf16": "bf16 is for images",
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
