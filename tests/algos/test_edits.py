@@ -4,6 +4,7 @@ An edit is a text that occurs once in a script, and what a reader would put in i
 """
 
 import math
+import re
 import sys
 import types
 from collections import Counter
@@ -43,6 +44,21 @@ ADAMS = {
     "td3": "torch.optim.Adam(agent.critics.parameters(), **settings)",
 }
 LOOP = "while step < args.total_timesteps:\n"
+OWN_MODULE = '''class Own(nn.Module):
+    """No nn.Sequential in it, a parameter that is no layer's, and a shortcut."""
+
+    def __init__(self, num_inputs, num_outputs):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(num_inputs))
+        self.wide, self.narrow = nn.Linear(num_inputs, 32), nn.Linear(32, num_outputs)
+        self.shortcut = nn.Linear(num_inputs, num_outputs)
+
+    def forward(self, obs):
+        x = torch.sin(self.scale * obs)
+        return self.narrow(self.wide(x).relu()) + self.shortcut(x)
+
+
+'''
 
 
 @pytest.fixture
@@ -150,6 +166,31 @@ def test_another_sequential(script, edited):
     hidden = F.silu(F.layer_norm(F.linear(x, *arrays[:2]), (32,), *arrays[2:4]))
     outputs = F.linear(hidden, *arrays[4:])
     torch.testing.assert_close(network(run)(x), outputs.tanh() if script == "td3" else outputs)
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_module_of_ones_own(script, edited):
+    of_agent = "class QNetwork(nn.Module):" if script == "dqn" else "class Agent(nn.Module):"
+    own = of_agent, OWN_MODULE + of_agent
+    run = begun(edited(script, own, replace_network(script, "Own(IN, OUT)")))
+    (layer,) = (m for m in run.agent.modules() if type(m).__name__ == "Own")
+    calls = watch(layer)
+    finished(run)
+    assert all(moved(run).values()), moved(run)
+    assert_acts_in_one_mode_and_learns_in_the_other(calls)
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_spectral_norm(script, edited):
+    code = "NET[0] = nn.utils.parametrizations.spectral_norm(NET[0])"
+    run = trained(edited(script, change_network(script, code)))
+    assert all(moved(run, "original").values()), moved(run)
+    layer = network(run)[0].eval()
+    original, norm = layer.parametrizations.weight.original, layer.parametrizations.weight[0]
+    torch.testing.assert_close(layer.weight, original / (norm._u @ original @ norm._v))
+    assert 0.95 < torch.linalg.matrix_norm(layer.weight, 2) < 1.15  # a power iteration a call
     assert_evaluations_repeat(run)
 
 
@@ -267,6 +308,32 @@ def test_all_that_the_actor_s_optimizer_holds_gets_a_gradient(edited):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_sgd_takes_steps_as_long_as_the_clipped_gradient(script, edited, monkeypatch):
+    sgd = re.sub(r"Adam\((\S+),.*", r"SGD(\1, lr=0.5)", ADAMS[script])
+    edits = [(ADAMS[script], sgd)]
+    if script == "td3":  # which does not clip
+        clipping = "nn.utils.clip_grad_norm_(agent.critics.parameters(), 1e-3)"
+        edits.append(("sum(losses).backward()", f"sum(losses).backward(); {clipping}"))
+    settings = {} if script == "td3" else {"max_grad_norm": 1e-3, "anneal_lr": False}
+    run = begun(edited(script, *edits), **settings)
+    optimizer_steps = []
+    torch_step = torch.optim.SGD.step
+
+    def step(optimizer, *args):
+        before = [p.detach().clone() for g in optimizer.param_groups for p in g["params"]]
+        torch_step(optimizer, *args)
+        after = [p.detach() for g in optimizer.param_groups for p in g["params"]]
+        squares = [(a - b).double().pow(2).sum() for a, b in zip(after, before, strict=True)]
+        optimizer_steps.append(math.sqrt(sum(squares)))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    run.module.train(run.args, run)
+    # the gradients are larger than their bound, so each step is as long as it may be
+    assert len(optimizer_steps) > 9
+    assert np.allclose(optimizer_steps, 0.5e-3, rtol=0.02), optimizer_steps
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_term_added_to_the_loss(script, edited):
     before, penalised = {
         "ppo": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
@@ -342,6 +409,44 @@ def test_a_deviation_that_depends_on_the_state(edited):
     log_probs, entropies, _ = run.agent.evaluate_actions(batch)
     torch.testing.assert_close(log_probs, expected)
     torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
+
+
+def test_squashed_actions(edited):
+    greedy = "            return outputs.argmax(dim=1) if self.discrete else outputs\n"
+    log_prob = """        actions = actions.clamp(-0.999999, 0.999999)
+        unbounded = torch.atanh(actions)
+        log_prob, entropy = gaussian_log_prob_and_entropy(outputs, self.log_std, unbounded)
+        return log_prob - torch.log(1 - actions**2).sum(dim=1), entropy
+"""
+    module = edited(
+        "ppo",
+        (greedy, greedy.replace("else outputs", "else outputs.tanh()")),
+        (NOISY, NOISY.replace("return ", "return torch.tanh(").replace("noise", "noise)")),
+        (LOG_PROB, log_prob),
+    )
+    run = trained(module, env_id="Pendulum-v1", log_std_init=-0.5)
+    assert moved(run)["log_std"]
+    obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
+    with torch.no_grad():
+        means, std = run.agent(obs).double()[:, 0], run.agent.log_std.exp().double()
+        actions = torch.tensor([[0.4], [-0.7]])
+        log_probs = run.agent.evaluate_actions({"obs": obs, "actions": actions})[0]
+
+    def cdf(actions):  # of tanh(mean + std * noise)
+        return 0.5 * (1 + torch.erf((torch.atanh(actions) - means) / std / math.sqrt(2)))
+
+    x = actions.double()[:, 0]
+    density = (cdf(x + 1e-5) - cdf(x - 1e-5)) / 2e-5
+    torch.testing.assert_close(log_probs.exp().double(), density, rtol=1e-4, atol=0)
+    # and such actions are drawn
+    drawn = run.agent.act(obs.numpy().repeat(20_000, axis=0), np.random.default_rng(0))
+    drawn = torch.as_tensor(drawn).double().reshape(2, -1)
+    assert drawn.abs().max() < 1
+    for point in (-0.5, 0.0, 0.5):
+        share = (drawn < point).double().mean(dim=1)
+        torch.testing.assert_close(share, cdf(torch.tensor(point).double()), atol=0.02, rtol=0)
+    np.testing.assert_allclose(run.agent.act(obs.numpy(), None, True)[:, 0], means.tanh(), 1e-6)
+    assert_evaluations_repeat(run)
 
 
 # --- what acts is what learns ---------------------------------------------------------------------
@@ -497,6 +602,26 @@ def test_boltzmann_exploration(edited):
     assert 0.3 < share < 0.7 and abs(share - 0.5) > 0.05
     assert actions.mean() == pytest.approx(share, abs=0.015)
     assert_evaluations_repeat(run)  # at temperature 0
+
+
+def test_two_updates_a_step(edited):
+    """UTD 2: the whole block of an update twice, each with a minibatch of its own."""
+    source = (ROOT / "algos" / "td3.py").read_text()
+    start = source.index("            batch = buffer.sample")
+    block = source[start : source.index("        run.end_iteration")]
+    indented = "".join(f"    {line}\n" for line in block.splitlines())
+    module = edited("td3", (block, "            for _ in range(2):\n" + indented))
+    run, plain = trained(module), trained(edited("td3"))
+
+    def steps(run, name):
+        return {int(state["step"]) for state in run.parts[name].state.values()}
+
+    updates = run.args.total_timesteps - run.args.learning_starts
+    assert steps(run, "critic_optimizer") == {2 * updates}
+    assert steps(plain, "critic_optimizer") == {updates}
+    assert steps(run, "actor_optimizer") == {2 * (updates // 2)}
+    assert steps(plain, "actor_optimizer") == {updates // 2}
+    assert run.hash() != plain.hash()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
