@@ -1,6 +1,7 @@
 """trained/: agents that play as well as their files say, and the tool that chose them."""
 
 import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -43,8 +44,8 @@ def test_an_agent_plays_as_its_result_says(name):
 
 def test_every_agent_can_be_loaded():
     for folder in FOLDERS:
-        if "BulletEnv" in folder.name:
-            pytest.importorskip("pybullet")
+        if "BulletEnv" in folder.name and importlib.util.find_spec("pybullet") is None:
+            continue
         policy, envs = load(folder, num_envs=2)
         obs, _ = envs.reset(seed=[3, 5])
         obs, rewards, *_ = envs.step(policy(obs))
