@@ -73,7 +73,7 @@ def sac_update(agent, target, optimizers, batch, args, rng, step):
         loss = alpha_loss(agent.log_alpha, log_probs, wanted)
         descend(optimizers["alpha_optimizer"], loss)
         scalars["losses/alpha_loss"] = loss.detach()
-    td3.polyak(target.critics, agent.critics, args.tau)
+    td3.polyak(target, agent, args.tau)  # of all that q_values might use
     return scalars
 
 

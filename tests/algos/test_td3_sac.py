@@ -319,6 +319,24 @@ def test_each_group_of_an_optimizer_learns_and_what_is_frozen_does_not():
     assert same == [False, True, False]
 
 
+def test_the_target_follows_whatever_the_agent_has():
+    """Not its critics alone: a reader may give them an encoder."""
+    agent, target, args = agents()
+    for module in (agent, target):
+        module.encoder = torch.nn.Linear(OBS, OBS)
+    old = target.encoder.weight.detach().clone()
+    settings = {"lr": 1e-3}
+    optimizers = {
+        "actor_optimizer": torch.optim.Adam(agent.actor.parameters(), **settings),
+        "critic_optimizer": torch.optim.Adam(agent.critics.parameters(), **settings),
+        "alpha_optimizer": torch.optim.Adam([agent.log_alpha], **settings),
+    }
+    rng = np.random.default_rng(0)
+    td3_sac.sac_update(agent, target, optimizers, random_batch(), args, rng, 1)
+    expected = (1 - args.tau) * old + args.tau * agent.encoder.weight.detach()
+    torch.testing.assert_close(target.encoder.weight.detach(), expected)
+
+
 def test_a_temperature_that_is_given_stays():
     agent, _, curves = updated(alpha=0.25)
     assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25
