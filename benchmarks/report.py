@@ -244,7 +244,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
     names = "seed", "seconds", "eval_episodes", "run_hash"
     own = [{k: x["result"][k] for k in names} | {"script": x["script"]} for x in runs]
     about = {"env_id": first["env_id"], "table": table, "algo": first["algo"]}
-    about |= {"steps": first["result"]["steps"], "command": without_runs_dir(first["command"])}
+    about |= {"steps": first["result"]["steps"], "command": without("runs-dir", first["command"])}
     about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
     about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
     about["runs"] = own
@@ -259,9 +259,9 @@ def write_cell(table: str, runs: list[dict], results: Path):
     print(f"{path}: {count_seeds(len(runs))}")
 
 
-def without_runs_dir(command: str) -> str:
+def without(flag: str, command: str) -> str:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--runs-dir", "--runs_dir")
+    parser.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     return shlex.join(parser.parse_known_args(shlex.split(command))[1])
 
 
@@ -447,9 +447,11 @@ def published_in_short(row, env_id: str) -> str:
 
 
 def seeds_of(cell: Cell) -> str:
-    n, first, last = len(cell.seeds), cell.seeds[0], cell.seeds[-1]
-    names = f"{first}-{last}" if last - first == n - 1 > 0 else ", ".join(map(str, cell.seeds))
-    return f"{n} ({names})" if n > 1 else f"1 (seed {first})"
+    """Their number and, in brackets, ranges of them."""
+    gaps = np.flatnonzero(np.diff(cell.seeds) > 1) + 1
+    parts = np.split(np.array(cell.seeds), gaps)
+    names = ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+    return f"{len(cell.seeds)} ({names})" if len(cell.seeds) > 1 else f"1 (seed {names})"
 
 
 def markdown(columns: list[str], rows: list[list]) -> str:
@@ -468,20 +470,27 @@ def nearest(cell: Cell, published: list):
     return min(greedy, key=lambda row: (abs(row.steps - steps), -row.seeds), default=None)
 
 
-def results_table(cells: list[Cell]) -> str:
-    """A line for each cell."""
+def results_table(cells: list[Cell], published: list) -> str:
+    """A line for each cell, beside the nearest greedy return, without any beside the first one."""
     rows = []
     for cell in cells:
         greedy = cell.values("greedy")
-        bounds = interval(iqm, greedy)
-        bounds = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-        ours = [mean_and_std(greedy), number(iqm(greedy)) + bounds]
+        ours, theirs = [mean_and_std(greedy), ""], ["", ""]
+        if bounds := interval(iqm, greedy):
+            ours[1] = f"{number(iqm(greedy))} [{number(bounds[0])}, {number(bounds[1])}]"
+        if found := [row for row in published if is_for(row, cell)]:
+            row = nearest(cell, published) or found[0]
+            text = published_in_short(row, cell.env_id)
+            if row.protocol != "greedy":
+                text += f", {row.protocol}: ours {mean_and_std(cell.values(row.protocol))}"
+            theirs = [f"{text}, [{row.source}]({row.url})", verdict_on(cell, row)]
         about = [cell.env_id, cell.table, f"{cell.about['steps']:,}", seeds_of(cell)]
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         time = f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else "")
-        rows.append([*about, *ours, time, f"`{cell.about['command']}`"])
+        command = without("eval-frequency", cell.about["command"])  # it changes no number here
+        rows.append([*about, *ours, *theirs, time, f"`{command}`"])
     columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
-    columns += ["minutes a run", "command of the first seed"]
+    columns += ["published", "ours is", "minutes a run", "command of the first seed"]
     return markdown(columns, rows) if cells else "No results yet."
 
 
@@ -490,16 +499,6 @@ def beside(cell: Cell, row) -> list[str]:
     both = ours_in_short(cell, row.protocol), published_in_short(row, cell.env_id)
     source = f"{row.source}, {row.note}" if row.note else row.source
     return [cell.env_id, cell.table, row.protocol, *both, verdict_on(cell, row), source, row.url]
-
-
-def published_table(cells: list[Cell], published: list) -> str:
-    """A line for each cell: beside the nearest greedy return, without any beside the first one."""
-    rows = []
-    for cell in cells:
-        if found := [row for row in published if is_for(row, cell)]:
-            *values, source, url = beside(cell, nearest(cell, published) or found[0])
-            rows.append([*values, f"[{source}]({url})"])
-    return markdown(COMPARED[:-1], rows) if rows else "None."
 
 
 def improvements(cells: list[Cell]) -> pd.DataFrame:
@@ -518,8 +517,7 @@ def improvements(cells: list[Cell]) -> pd.DataFrame:
 def documents(results: Path) -> dict[Path, str]:
     """README.md of a folder of cells, and the CSVs that it names."""
     cells, published = read_cells(results), read_published()
-    parts = ["# Results", results_table(cells), *["![Curves](curves.png)"] * bool(cells)]
-    parts += ["## Beside what is published", published_table(cells, published)]
+    parts = ["# Results", results_table(cells, published), *["![Curves](curves.png)"] * bool(cells)]
     parts += [
         "Every published number, by every protocol: [verdicts.csv](verdicts.csv). The probability "
         "that one table's run ends above another's: [improvement.csv](improvement.csv)."

@@ -47,16 +47,13 @@ def copy_run(folder: Path, target: Path):
 
 
 def table(folder: Path) -> str:
-    lines = ["| agent | seed | steps | return | command that trained it |", "|---|---|---|---|---|"]
+    lines = ["| agent | seed | steps | return |", "|---|---|---|---|"]
     for path in sorted(folder.glob("*/result.json")):
-        result, about = (json.loads((path.parent / x).read_text("utf-8")) for x in FILES)
+        result = json.loads(path.read_text("utf-8"))
         returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
         row = f"`{path.parent.name}`", str(result["seed"]), f"{result['steps']:,}", returns
-        lines.append("| " + " | ".join([*row, f"`{about['command']}`"]) + " |")
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
-
-
-FILES = "result.json", "args.json"
 
 
 def main(runs: Path, target: Path):

@@ -164,27 +164,32 @@ def test_the_tables(results, monkeypatch):
     rows = [published(7.5, 1.0, 5, steps=150_000), published(9.5, 9.0, 1)]  # the second is nearer
     rows.append(published(1.9, 0.5, 3, protocol="training")._replace(note="a note"))
     cells = report.read_cells(report.RESULTS)
-    line = report.results_table(cells).splitlines()[-1]
-    columns = [cell.strip() for cell in line.strip("|").split("|")]
-    assert columns[:4] == ["CartPole-v1", "ppo-mine", "100", "3 (1-3)"]
-    assert columns[4:7] == ["4.0 ± 1.0", "4.0", "2.0"]  # minutes a run
-    assert columns[7:] == ["`python algos/ppo.py --seed 1 --gamma 0.9`"]
+
+    def columns(rows):
+        line = report.results_table(cells, rows).splitlines()[-1]
+        return [cell.strip() for cell in line.strip("|").split("|")]
+
+    *found, theirs, verdict, minutes, command = columns(rows)
+    assert found == ["CartPole-v1", "ppo-mine", "100", "3 (1-3)", "4.0 ± 1.0", ""]
+    assert minutes == "2.0" and command == "`python algos/ppo.py --seed 1 --gamma 0.9`"
+    link = "[a paper](https://example.org)"
+    assert theirs == f"9.5 ± 9.0 (1 agent, 0k, CartPole-v0), {link}"
+    assert verdict == "below: too few steps"
+    # beside the first one where none is greedy, or none
+    *_, theirs, verdict, _, _ = columns(rows[2:])
+    trained = "1.9 ± 0.50 (3 seeds, 0k, CartPole-v0)"
+    assert theirs == f"{trained}, training: ours 2.0 ± 0.50, {link}"
+    assert verdict == "no difference detected" and columns([])[6:8] == ["", ""]
+    other = report.Cell({"runs": [{"seed": seed} for seed in (2, 5, 6, 7, 11, 12)]}, None)
+    assert report.seeds_of(other) == "6 (2, 5-7, 11-12)"
     short = publish.short_table(cells, rows).splitlines()[-1]
     ours, theirs = "4.0 ± 1.0 (3 seeds, 0k)", "9.5 ± 9.0 (1 agent, 0k, CartPole-v0)"
     assert short == f"| CartPole-v1 | ppo-mine | {ours} | {theirs} | a paper |"
-    *_, line = report.published_table(cells, rows).splitlines()
-    about, source = "CartPole-v1 | ppo-mine", "[a paper](https://example.org)"
-    assert line == f"| {about} | greedy | {ours} | {theirs} | below: too few steps | {source} |"
-    # beside the first one where none is greedy
-    *_, line = report.published_table(cells, rows[2:]).splitlines()
-    trained = "2.0 ± 0.50 (3 seeds, 0k) | 1.9 ± 0.50 (3 seeds, 0k, CartPole-v0)"
-    source = "[a paper, a note](https://example.org)"
-    assert line == f"| {about} | training | {trained} | no difference detected | {source} |"
     monkeypatch.setattr(report, "read_published", lambda: rows)
     path = report.RESULTS / "verdicts.csv"
     verdicts = pd.read_csv(io.StringIO(report.documents(report.RESULTS)[path]))
     assert verdicts["published"].tolist() == [
-        "7.5 ± 1.0 (5 seeds, 150k, CartPole-v0)", theirs, trained.split(" | ")[1]
+        "7.5 ± 1.0 (5 seeds, 150k, CartPole-v0)", theirs, trained
     ]  # fmt: skip
     assert verdicts["ours is"][0].startswith("below, after 0% of")
     assert verdicts["source"].tolist() == ["a paper", "a paper", "a paper, a note"]
