@@ -80,6 +80,25 @@ def test_a_mistake_is_caught_and_a_change_that_is_none_survives(capsys):
     assert last == "caught 1 of 3"
 
 
+@pytest.mark.parametrize("survivors, status", [(0, 0), (2, 1)])
+def test_the_exit_status_says_whether_all_were_caught(survivors, status, monkeypatch):
+    tried = []
+    monkeypatch.setattr(check, "check_all", lambda mutants: tried.extend(mutants) or survivors)
+    monkeypatch.setattr(sys, "argv", ["check.py", "gae-end-one-step-off"])
+    with pytest.raises(SystemExit) as exit:
+        check.main()
+    assert exit.value.code == status
+    assert [mutant["name"] for mutant in tried] == ["gae-end-one-step-off"]
+
+
+@pytest.mark.parametrize("tool", [check, mistakes], ids=lambda tool: tool.__name__)
+def test_an_unknown_name_is_refused(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", "no-such-mistake"])
+    with pytest.raises(SystemExit) as exit:
+        tool.main()
+    assert exit.value.code == 2 and "no-such-mistake" in capsys.readouterr().err
+
+
 def lines(source: str) -> set[str]:
     """The lines of a script, without indentation and remarks."""
     return {line.strip().split("  #")[0] for line in source.splitlines()}
