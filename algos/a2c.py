@@ -3,7 +3,7 @@ value as the baseline. It is PPO with one epoch, one minibatch and so nothing to
 
 Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
 Run       python algos/a2c.py                                         CartPole-v1
-          python algos/a2c.py --config benchmarks/lunarlander.toml    and any file of benchmarks/
+          python algos/a2c.py --config benchmarks/lunarlander.toml    and others of benchmarks/
 Expect    a greedy return of 500 on CartPole-v1 on all of ten seeds, in half a minute on one core.
 
 Deliberate differences from the papers:
@@ -92,9 +92,10 @@ def train(args: Args, run: "Run"):
     running_returns = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
     step = run.start(agent=agent, optimizer=optimizer)
     while step < args.total_timesteps:
-        remaining = linear_schedule(1.0, 0.0, args.total_timesteps, step)
-        for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
-            group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
+        if args.anneal_lr:
+            remaining = linear_schedule(1.0, 0.0, args.total_timesteps, step)
+            for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
+                group["lr"] = rate * remaining
 
         agent.eval()  # dropout, for example, is for learning alone
         buffer = RolloutBuffer()
@@ -470,7 +471,7 @@ class RunningMoments(nn.Module):
 class RunArgs(Args):
     """The arguments of every script, whatever its algorithm."""
 
-    config: str | None = None  # FILE.toml or FILE.toml:TABLE; `acrobot`: benchmarks/acrobot.toml.
+    config: str | None = None  # FILE.toml or FILE.toml:TABLE; `atari`: benchmarks/atari.toml.
     resume: str | None = None  # Continues the run in this folder exactly, from its last checkpoint.
     evaluate: str | None = None  # Plays as the agent of this run folder or .npz, trains nothing.
     exp_name: str = ""  # Names the run: its folder begins with it.
@@ -496,26 +497,26 @@ def fail(text):
 
 def require_range(args, names: str, low=0, high=math.inf):
     for name in names.split():
-        value = getattr(args, name)
-        if value is not None and not low <= value <= high:
+        value = getattr(args, name)  # or a tuple of them
+        if value is not None and not low <= np.min(value) <= np.max(value) <= high:
             fail(f"{name}={value} must lie between {low} and {high}")
 
 
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
-    description = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
-    args = tyro.cli(args_class, args=argv, description=description)
+    text = sys.modules[args_class.__module__].__doc__ or name
+    args = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
     if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if args.resume and Path(args.resume, "result.json").exists():
-        fail(f"{args.resume} is finished")
+    if args.resume and not Path(args.resume, "checkpoint.pt").exists():
+        fail(f"{args.resume} has no checkpoint.pt, so it is finished or no run")
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in saved_settings(name, args).items():
         if isinstance(value, bool):
             flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
-        elif value is not None:
+        else:
             flags.append(f"--{field}={json.dumps(value) if isinstance(value, dict) else value}")
     args = tyro.cli(args_class, args=flags + argv)
     args.check()
@@ -537,15 +538,14 @@ def saved_settings(name: str, args: RunArgs) -> dict:
         folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
     try:
         if args.config is not None:
-            pattern = r"(.+?)(\.toml)?(?::([\w-]+))?"
-            path, suffix, table = re.fullmatch(pattern, args.config).groups()
-            parent = Path() if suffix else Path(__file__).parents[1] / "benchmarks"
-            return tomllib.loads((parent / f"{path}.toml").read_text("utf-8-sig"))[table or name]
+            path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", args.config).groups()
+            root = Path() if ext else Path(__file__).parents[1] / "benchmarks"
+            return {**tomllib.loads((root / f"{path}.toml").read_text("utf-8-sig"))[table or name]}
         if folder is None:
             return {}
         about = json.loads(Path(folder, "args.json").read_text("utf-8-sig"))
         return about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"{args.config or folder}: {type(error).__name__}: {error}")
 
 
@@ -698,8 +698,7 @@ class Run:
         if args.capture_video:  # now, rather than after hours of training
             envs = make_envs(args, args.eval_episodes, training=False, render_mode="rgb_array")
             try:
-                frame = self.frame(envs, reset(envs, args.seed)[0])
-                assert np.ndim(frame) > 1, frame
+                _height, _width, *_ = self.frame(envs, reset(envs, args.seed)[0]).shape
             except Exception as error:
                 fail(f"capture_video: {args.env_id} gives no picture: {error!r}")
             envs.close()
@@ -735,7 +734,7 @@ class Run:
                 with np.load(path, allow_pickle=False) as arrays:
                     names = set(arrays) - set(self.bounds)
                     agent.load_state_dict({k: torch.as_tensor(arrays[k]) for k in names})
-            except (OSError, ValueError, RuntimeError) as error:
+            except Exception as error:
                 fail(f"{path}: {error}")
         # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
@@ -776,6 +775,7 @@ class Run:
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not args.resume:
             self.save()
+            torch.load(self.folder / "checkpoint.pt", weights_only=True)  # now, not hours later
             self.describe()  # args.json comes last: a folder that has it can be resumed
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
@@ -797,12 +797,12 @@ class Run:
         data.session_start_info.group_name = " ".join(reversed(self.folder.parts[-3:]))
         metadata.content = data.SerializeToString()
         self.writer.file_writer.add_summary(summary)
-        files = {__file__, sys.modules[type(self.args).__module__].__file__}  # a variant has two
+        files = {sys.modules[c.__module__].__file__ for c in type(self.args).__mro__[:-1]}
         code = b"".join(Path(file).read_bytes() for file in sorted(files))
         versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
         about = {"algo": self.name, "args": settings, "command": shlex.join(["python", *sys.argv])}
         about["versions"] = versions | {"script": hashlib.sha256(code).hexdigest()}
-        text = json.dumps(about, indent=2) + "\n"
+        text = json.dumps(about, indent=2, default=str) + "\n"
         write_file(self.folder / "args.json", lambda file: file.write(text.encode()))
 
     def step(self, actions):
@@ -891,7 +891,7 @@ class Run:
     def evaluate(self):
         """Returns of one episode in each of `eval_episodes` environments; films the first."""
         args, video = self.args, None
-        shared = random.getstate(), np.random.get_state()  # training may draw from these, too
+        shared = random.getstate(), np.random.get_state(), torch.get_rng_state()  # training's, too
         drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
         envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
         if args.capture_video:
@@ -900,6 +900,7 @@ class Run:
             film.parent.mkdir(exist_ok=True)
             video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
         (obs, _), rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
+        torch.default_generator.manual_seed(args.seed)
         self.agent.eval()
         choose_actions = self.evaluation_policy(self.agent, rng, args)
         returns, playing = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
@@ -919,6 +920,7 @@ class Run:
             video.close()
         random.setstate(shared[0])
         np.random.set_state(shared[1])
+        torch.set_rng_state(shared[2])
         return returns
 
     def arrays(self) -> dict:

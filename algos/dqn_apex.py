@@ -91,9 +91,10 @@ def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
         q_network.train()
         for before in range(step, step + args.fragment_steps, args.train_frequency):
             after = before + args.train_frequency
-            remaining = dqn.linear_schedule(1.0, 0.0, args.total_timesteps, before)
-            for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
-                group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
+            if args.anneal_lr:
+                remaining = dqn.linear_schedule(1.0, 0.0, args.total_timesteps, before)
+                for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
+                    group["lr"] = rate * remaining
             for _ in range(args.gradient_steps if after >= args.learning_starts else 0):
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}

@@ -36,8 +36,9 @@ class Args(dqn_prioritised.Args):
 
     def check(self):
         super().check()
-        if not 0 < self.kappa < float("inf"):
-            dqn.fail(f"kappa={self.kappa} must be larger than 0, and finite")
+        dqn.require_range(self, "kappa", low=1e-6, high=1e6)
+        if self.priority_exponent == 0 and self.importance_exponent != Args.importance_exponent:
+            dqn.fail("importance_exponent has no effect without a priority_exponent")
 
 
 def train(args: Args, run: dqn.Run):
@@ -73,7 +74,7 @@ def quantile_losses(q_network, target_q_network, batch, args):
 
 
 def quantile_targets(next_quantiles, rewards, discounts, terminated):
-    """r + gamma^n theta_j(s', a*), or r alone where the task ended; above eq. 10 of the paper.
+    """r + gamma^n theta_j(s', a*), or r alone where the task ended; algorithm 1 of the paper.
 
     next_quantiles (batch, atoms); rewards, discounts, terminated (batch,). Returns (batch, atoms).
     """
@@ -83,7 +84,8 @@ def quantile_targets(next_quantiles, rewards, discounts, terminated):
 
 def quantile_huber_loss(quantiles, targets, kappa: float):
     """Of each row sum_i mean_j |tau_i - 1[u_ij < 0]| L(u_ij) / kappa, with u_ij = y_j - theta_i,
-    tau_i = (2 i - 1) / (2 atoms) and L Huber's loss, linear beyond kappa; eq. 10 of the paper.
+    tau_i = (2 i - 1) / (2 atoms) and L Huber's loss, linear beyond kappa; eq. 10 of the paper,
+    divided by kappa as in IQN, arXiv 1806.06923.
 
     quantiles: theta_i, (batch, atoms); targets: y_j, (batch, any number). Returns (batch,).
     """

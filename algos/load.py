@@ -25,7 +25,7 @@ def load(path, num_envs: int = 1, **keywords):
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
     name = json.loads((folder / "args.json").read_text("utf-8-sig"))["algo"]
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
-    args = parent.parse_args(name, args_class, ["--evaluate", str(path)])
+    args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
     run.agent.eval()
@@ -36,7 +36,9 @@ def load(path, num_envs: int = 1, **keywords):
 
 def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
-    module, parent = importlib.import_module(name), importlib.import_module(name.split("_")[0])
+    module = importlib.import_module(name)
+    # a copy of a script is none of its variants, whatever its name
+    parent = module if hasattr(module, "Run") else importlib.import_module(name.split("_")[0])
     args_class = parent.RunArgs if module is parent else module.Args
     names = "make_agent", "evaluation_policy", "make_envs"
     return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)

@@ -55,8 +55,9 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
     while step < args.total_timesteps:
         remaining = ppo.linear_schedule(1.0, 0.0, args.total_timesteps, step)
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        for group, rate in zip(groups, first_rates, strict=True):
-            group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
+        if args.anneal_lr:
+            for group, rate in zip(groups, first_rates, strict=True):
+                group["lr"] = rate * remaining
 
         agents.eval()
         buffers = [ppo.RolloutBuffer() for _ in policies]

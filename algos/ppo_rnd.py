@@ -63,7 +63,7 @@ def train(args: Args, run: ppo.Run):
         rnd_loss, rnd_terms = curiosity_loss(agent, curiosity, minibatch)
         return loss + rnd_loss, terms | rnd_terms, log_ratio
 
-    ppo.train(args, run, optimizer, make_batch=make_batch, loss_of=loss_of, curiosity=curiosity)
+    ppo.train(args, run, optimizer, None, make_batch, loss_of, {"curiosity": curiosity})
 
 
 @torch.no_grad()

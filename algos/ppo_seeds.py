@@ -87,8 +87,9 @@ class Seed:
     def collect(self, remaining):
         """What ppo.train does before an update. Returns the batch."""
         args, agent, buffer = self.args, self.agent, ppo.RolloutBuffer()
-        for group, rate in zip(self.optimizer.param_groups, self.first_rates, strict=True):
-            group["lr"] = rate * (remaining if args.anneal_lr else 1.0)
+        if args.anneal_lr:
+            for group, rate in zip(self.optimizer.param_groups, self.first_rates, strict=True):
+                group["lr"] = rate * remaining
         random.setstate(self.shared[0])
         np.random.set_state(self.shared[1])
         agent.eval()

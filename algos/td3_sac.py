@@ -3,14 +3,13 @@ how much to explore. With quantiles of the return it is Truncated Quantile Criti
 
 Papers    SAC arXiv 1801.01290, its learned temperature arXiv 1812.05905; TQC arXiv 2005.04269.
 Run       python algos/td3_sac.py --config variants                       Pendulum-v1
-          python algos/td3_sac.py                                         HalfCheetah-v5
-          python algos/td3_sac.py --quantiles 25 --drop 2                 the same by TQC
+          python algos/td3_sac.py --quantiles 25 --drop 2                 TQC on HalfCheetah-v5
 
 It imports td3.py, which must lie beside it, and holds only what differs:
 - the policy is a Gaussian, squashed by tanh; what it draws takes the place of noise on its actions;
 - targets and the actor's loss count -alpha log pi(a|s), and the temperature alpha is learned so
   that the policy's mean entropy reaches a target;
-- actor, critics and target critics learn at every step, and the actor has no target copy;
+- actor, critics and target critics learn at every step, and no target takes the target's actor;
 - TQC: each critic gives quantiles, and of those of both target critics the largest are left out.
 """
 
@@ -41,8 +40,9 @@ class Args(td3.RunArgs):
 
     def check(self):
         super().check()
-        td3.require_range(self, "alpha drop")
-        td3.require_range(self, "target_entropy", low=-math.inf)
+        td3.require_range(self, "alpha drop", high=1e9)
+        if self.alpha is not None and self.target_entropy is not None:
+            td3.fail(f"alpha={self.alpha} is constant, so target_entropy has no effect")
         if self.drop >= self.quantiles:
             td3.fail(f"drop={self.drop} must be smaller than quantiles={self.quantiles}")
 
@@ -69,8 +69,7 @@ def sac_update(agent, target, optimizers, batch, args, rng, step):
     scalars |= {"losses/qf1_values": q_mean, "losses/actor_loss": actor_loss.detach()}
     scalars |= {"losses/alpha": agent.alpha(), "losses/entropy": -log_probs.mean()}
     if args.alpha is None:
-        wanted = -agent.action_dim if args.target_entropy is None else args.target_entropy
-        loss = alpha_loss(agent.log_alpha, log_probs, wanted)
+        loss = alpha_loss(agent.log_alpha, log_probs, agent.target_entropy)
         descend(optimizers["alpha_optimizer"], loss)
         scalars["losses/alpha_loss"] = loss.detach()
     td3.polyak(target, agent, args.tau)  # of all that q_values might use
@@ -155,13 +154,17 @@ class Agent(td3.Agent):
 
     def __init__(self, args: Args, obs_dim: int, low, high):
         super().__init__(args, obs_dim, low, high)
-        n, sizes, alpha = obs_dim + self.action_dim, args.hidden_sizes, args.alpha
+        n, sizes = obs_dim + self.action_dim, args.hidden_sizes
         self.actor = td3.relu_mlp(obs_dim, sizes, 2 * self.action_dim)
         self.critics = nn.ModuleList(td3.relu_mlp(n, sizes, args.quantiles) for _ in range(2))
-        self.log_alpha = nn.Parameter(torch.tensor(1.0 if alpha is None else alpha).log())
+        self.given_alpha, target = args.alpha, args.target_entropy
+        self.log_alpha = nn.Parameter(torch.zeros(()))  # learned, unless alpha is given
+        self.target_entropy = -self.action_dim if target is None else target
+        if not -math.inf < self.target_entropy < self.action_dim * math.log(2):
+            td3.fail(f"target_entropy={target} must be less than uniform actions have, log 2 each")
 
     def alpha(self):  # a constant to all but alpha_loss
-        return self.log_alpha.detach().exp()
+        return self.log_alpha.detach().exp() if self.given_alpha is None else self.given_alpha
 
     def policy(self, obs):  # (batch, obs_dim) -> mean, log sigma (batch, action_dim)
         mean, log_std = self.actor(obs).chunk(2, dim=1)
@@ -169,9 +172,7 @@ class Agent(td3.Agent):
         return mean, log_std.clamp(-5, 2)
 
     def sample(self, obs, noise):
-        """Actions in [-1, 1], (batch, action_dim), and log pi of them, (batch,), both with
-        gradients. noise: standard normal, (batch, action_dim).
-        """
+        """Actions in [-1, 1] and log pi, (batch,), with gradients. noise: normal, like actions."""
         mean, log_std = self.policy(obs)
         u = mean + log_std.exp() * noise
         return u.tanh(), squashed_log_prob(u, mean, log_std)

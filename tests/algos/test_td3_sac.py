@@ -343,7 +343,16 @@ def test_a_temperature_that_is_given_stays():
     assert "losses/alpha_loss" not in curves
 
 
-@pytest.mark.parametrize("wanted, falls", [(None, True), (-40.0, True), (6.0, False)])
+@pytest.mark.parametrize("alpha", [0.25, 0.0])
+def test_a_temperature_that_is_given_counts_whatever_the_first_weights_have(alpha):
+    run = train(td3_sac, **TINY | {"total_timesteps": 100}, alpha=0.75)
+    run.save()
+    settings = {"alpha": alpha, "init_weights": str(run.folder / "weights.npz")}
+    run = train(td3_sac, **TINY, **settings)
+    assert set(curves(run)["losses/alpha"].values()) == {alpha}
+
+
+@pytest.mark.parametrize("wanted, falls", [(None, True), (-40.0, True), (0.0, True), (2.0, False)])
 def test_the_target_of_the_entropy(wanted, falls):
     """Without one, -1 for each dimension: the curve of the loss says which."""
     agent, _, curves = updated(target_entropy=wanted)

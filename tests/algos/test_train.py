@@ -386,6 +386,28 @@ def test_learning_rates_follow_their_schedule(monkeypatch, script, settings):
     assert curve == pytest.approx({t + 10: rate for t, rate in zip(steps, by_hand, strict=True)})
 
 
+@pytest.mark.parametrize("script", [ppo, a2c, dqn])
+def test_without_annealing_a_schedule_that_a_reader_adds_counts(script, monkeypatch):
+    """As torch's schedulers do it, by writing to the groups."""
+    rates, kind = [], a2c.RMSpropTF if script is a2c else torch.optim.Adam
+    step = kind.step
+
+    def step_and_halve(self):
+        rates.append(self.param_groups[0]["lr"])
+        step(self)
+        self.param_groups[0]["lr"] /= 2
+
+    monkeypatch.setattr(kind, "step", step_and_halve)
+    trained(script, learning_rate=4e-3, anneal_lr=False)
+    assert rates == pytest.approx([4e-3 / 2**k for k in range(len(rates))]) and len(rates) > 7
+
+
+def test_a_misspelt_part_is_refused():
+    run = small(ppo)
+    with pytest.raises(TypeError, match="optimiser"):
+        ppo.train(run.args, run, optimiser=None)
+
+
 @pytest.mark.parametrize("anneal_lr", [True, False])
 def test_a_group_with_a_learning_rate_of_its_own_keeps_its_own_start(monkeypatch, anneal_lr):
     """Of an optimizer that a variant brings to ppo.train; also where it goes on after a resume."""

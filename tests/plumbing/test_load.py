@@ -58,6 +58,22 @@ def test_a_loaded_environment_takes_arguments():
     assert not run.agent.training
 
 
+def test_a_copy_of_a_script_is_loaded_under_its_own_name(tmp_path, monkeypatch):
+    """Though it has the form of a variant's; and on a machine without the device of its run."""
+    code = (ROOT / "algos" / "ppo.py").read_text().replace('main("ppo"', 'main("ppo_copy"')
+    (tmp_path / "ppo_copy.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    copy = importlib.import_module("ppo_copy")
+    run = train(copy, total_timesteps=256)
+    run.finish()
+    about = json.loads((run.folder / "args.json").read_text())
+    about["args"]["device"] = "cuda"
+    (run.folder / "args.json").write_text(json.dumps(about))
+    policy, envs = load(run.folder)
+    assert policy(envs.reset(seed=[3])[0]).shape == (1,)
+    assert parts_of("ppo_copy")[:2] == (copy, copy.RunArgs)
+
+
 def with_returns(monkeypatch, returns):
     """Evaluations that give these mean returns, one after the other."""
     given = iter(returns)

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import pickle
 import re
 import shlex
 import shutil
@@ -122,6 +123,57 @@ def test_an_evaluation_leaves_the_generators_that_all_share(name):
     hashes = {train(module, **settings, eval_frequency=n).hash() for n in (0, 64, 100)}
     assert len(hashes) == 1
     assert train(module, **settings, seed=2).hash() not in hashes
+
+
+def test_an_evaluation_leaves_the_generator_of_torch_and_does_not_depend_on_it(monkeypatch):
+    """An edited policy may draw from it."""
+
+    def sample(agent, outputs, rng, greedy=False):
+        return torch.distributions.Categorical(logits=outputs).sample()
+
+    monkeypatch.setattr(ppo.Agent, "sample", sample)
+    runs = [train(ppo, total_timesteps=512, eval_frequency=n, eval_episodes=5) for n in (0, 256)]
+    assert runs[0].hash() == runs[1].hash()
+    returns = [runs[0].evaluate().tolist() for _ in range(2)]
+    assert returns[0] == returns[1] and len({*returns[0]}) > 1
+
+
+def test_a_part_that_no_run_could_resume_from_ends_it_before_it_begins():
+    class Counts(torch.nn.Module):
+        def state_dict(self):
+            return {"counts": np.zeros(3)}
+
+    run = new_run(ppo)
+    with pytest.raises(pickle.UnpicklingError):
+        run.start(agent=run.agent, counts=Counts())
+    assert run.step_count == 0 and not (run.folder / "args.json").exists()
+
+
+def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
+    @dataclasses.dataclass
+    class Args(ppo.RunArgs):
+        share: float | None = 0.5
+        file: Path = Path("a")
+
+    run = ppo.Run("ppo", Args(share=None, file=Path("b")), ppo.make_agent, ppo.evaluation_policy)
+    run.start(agent=run.agent)
+    args = ppo.parse_args("ppo", Args, ["--resume", str(run.folder)])
+    assert args.share is None and args.file == Path("b")
+
+
+def test_a_script_without_a_docstring_has_help_too(monkeypatch, capsys):
+    monkeypatch.setattr(ppo, "__doc__", None)
+    assert ppo.parse_args("ppo", ppo.RunArgs, ["--seed", "3"]).seed == 3
+
+
+def test_the_hash_of_a_variant_covers_what_it_builds_on():
+    for name, files in (("ppo_rnd", "ppo"), ("dqn_quantile", "dqn dqn_prioritised")):
+        run = new_run(importlib.import_module(name))
+        run.start(agent=run.agent)
+        found = json.loads((run.folder / "args.json").read_text())["versions"]["script"]
+        sources = [ROOT / "algos" / f"{file}.py" for file in (*files.split(), name)]
+        code = b"".join(path.read_bytes() for path in sources)
+        assert found == hashlib.sha256(code).hexdigest()
 
 
 def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
@@ -469,29 +521,40 @@ BAD_INPUT = {
     "a field out of range": ("--config good.toml:beyond", "gamma=2.0 must lie"),
     "a broken config": ("--config bad.toml", "bad.toml: TOMLDecodeError"),
     "no name of a run": ("--resume", "--resume"),
-    "no run to resume": ("--resume runs/none", "runs/none/args.json"),
+    "no run to resume": ("--resume runs/none", "runs/none has no checkpoint.pt"),
     "no run to evaluate": ("--evaluate .", "args.json"),
     "another's run": ("--resume other", "other is no ppo run"),
-    "a finished run": ("--resume done", "done is finished"),
+    "a finished run": ("--resume done", "done has no checkpoint.pt, so it is finished"),
     "a changed argument on resume": ("--resume begun --gamma 0.5", "give --resume alone"),
     "two commands at once": ("--resume begun --evaluate done", "give --resume alone"),
     "weights that are not there": ("--init-weights none.npz", "none.npz"),
     "weights that are none": ("--init-weights bad.toml", "bad.toml: "),
+    "an empty file as weights": ("--init-weights empty.npz", "empty.npz: "),
+    "half a file of weights": ("--init-weights half.npz", "half.npz: "),
+    "one array as weights": ("--init-weights one.npy", "one.npy: "),
+    "weights to resume": ("--resume done/weights.npz", "weights.npz has no checkpoint.pt"),
+    "a list of tables": ("--config good.toml:many", "good.toml:many: TypeError"),
+    "no table": ("--config good.toml:single", "good.toml:single: TypeError"),
     "a pickle as weights": ("--init-weights evil.npz", "evil.npz: Object arrays cannot be loaded"),
 }
 
 
 def test_bad_input_is_refused(command, tmp_path):
     good = "[ppo]\ngamma = 0.9\n[typo]\ngama = 0.9\n[wrong]\nnum_envs = 2.5\n[beyond]\ngamma = 2\n"
+    good = f"single = 5\n{good}[[many]]\ngamma = 0.9\n"
     Path("good.toml").write_text(good)
     Path("bad.toml").write_text("[ppo\n")
     np.savez("evil.npz", **{"actor.0.weight": np.array([object()], dtype=object)})
     run = train(ppo, total_timesteps=512)
     run.writer.flush()
     run.folder.rename("begun")
-    shutil.copytree("begun", "done")
+    shutil.copytree("begun", "done", ignore=shutil.ignore_patterns("checkpoint.pt"))
+    Path("empty.npz").touch()
+    Path("half.npz").write_bytes(Path("begun/weights.npz").read_bytes()[:999])
+    np.save("one.npy", np.zeros(3))
     Path("done", "result.json").write_text("{}")
     Path("other").mkdir()
+    Path("other", "checkpoint.pt").touch()
     Path("other", "args.json").write_text('{"algo": "sac", "args": {}}')
     before = sorted(tmp_path.rglob("*"))
     for what, (flags, message) in BAD_INPUT.items():
