@@ -13,7 +13,6 @@ of the one join a cell of the other. Exit status: 0 if every hash is the same, 1
 """
 
 import argparse
-import hashlib
 import io
 import json
 import re
@@ -80,21 +79,19 @@ def commands(only: list[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if not only or name in only}
 
 
-def run_hash(tree: Path, command: str) -> str:
-    """The run hash of a command with the scripts of `tree`."""
+def trained(tree: Path, command: str) -> tuple[str, str]:
+    """The run hash of a command with the scripts of `tree`, and the SHA-256 of its script, as
+    args.json has it.
+    """
     script, *flags = command.split()
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, f"algos/{script}.py", *flags, *EVERY.split(), "--runs-dir", folder]
         done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
-    found = re.search(r"^run hash +(\w+)$", done.stdout, re.MULTILINE)
-    return found[1] if found else sys.exit(f"{command}: {done.stderr.strip().splitlines()[-1:]}")
-
-
-def sha256(tree: Path, command: str) -> str:
-    """Of the script of a command; of a variant, of its parent and it. As args.json has it."""
-    script = command.split()[0]
-    paths = sorted(tree / "algos" / f"{name}.py" for name in {script.split("_")[0], script})
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+        found = re.search(r"^run hash +(\w+)$", done.stdout, re.MULTILINE)
+        if not found:
+            sys.exit(f"{command}: {done.stderr.strip().splitlines()[-1:]}")
+        about = json.loads(next(Path(folder).rglob("args.json")).read_bytes())
+    return found[1], about["versions"]["script"]
 
 
 def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
@@ -120,29 +117,30 @@ def main():
     if options.record and not options.against:
         parser.error("--record needs --against")
     wanted = commands(options.names)
-    here = {name: sha256(ROOT, command) for name, command in wanted.items()}
-    before = json.loads(options.read.read_bytes()) if options.read else {}
+    before, scripts = json.loads(options.read.read_bytes()) if options.read else {}, {}
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if options.against:
             words = ["git", "archive", options.against, "algos", "benchmarks"]
             archive = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
                 files.extractall(folder, filter="data")
-            hashes = pool.map(lambda command: run_hash(Path(folder), command), wanted.values())
-            before = dict(zip(wanted, hashes, strict=True))
-        hashes = pool.map(lambda command: run_hash(ROOT, command), wanted.values())
+            runs = list(pool.map(lambda command: trained(Path(folder), command), wanted.values()))
+            before = {name: value for name, (value, _) in zip(wanted, runs, strict=True)}
+            scripts = {name: [script] for name, (_, script) in zip(wanted, runs, strict=True)}
+        runs = pool.map(lambda command: trained(ROOT, command), wanted.values())
         found, different = {}, 0
-        for name, value in zip(wanted, hashes, strict=True):
+        for name, (value, script) in zip(wanted, runs, strict=True):
             found[name] = value
             verdict = ""
             if name in before:
                 verdict = "same" if value == before[name] else f"other, was {before[name][:16]}"
             different += verdict.startswith("other")
-            scripts = [sha256(Path(folder), wanted[name]), here[name]] if options.record else []
-            if verdict == "same" and len(set(scripts)) == 2 and name not in MORE:
+            both = [*scripts.get(name, []), script]
+            is_new = options.record and len(set(both)) == 2
+            if verdict == "same" and is_new and name not in MORE:
                 words = ["git", "rev-parse", "--short", options.against]
                 commit = subprocess.check_output(words, cwd=ROOT, text=True).strip()
-                record(RECORDS, name, wanted[name], scripts, commit, value)
+                record(RECORDS, name, wanted[name], both, commit, value)
             print(f"{name:<28} {value[:16]}  {verdict}", flush=True)
     if options.write:
         options.write.write_text(json.dumps(found, indent=1) + "\n")

@@ -151,6 +151,7 @@ def parse(name: str, flags: list[str]):
             Path(folder).mkdir(parents=True)
             about = {"algo": algo, "args": {"env_id": env_id}}
             (Path(folder) / "args.json").write_text(json.dumps(about))
+            (Path(folder) / "checkpoint.pt").touch()
     if flags == ["--help"]:
         return None
     if name == "ppo_imitation":  # which evaluates runs of its parent, too
