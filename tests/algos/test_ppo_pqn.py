@@ -152,9 +152,10 @@ def test_evaluations_are_greedy_in_games_too(env_id):
 SHORT = dict(total_timesteps=1024, num_envs=4, num_steps=16, checkpoint_frequency=256)
 
 
-def test_epsilon_falls_from_step_to_step():
+@pytest.mark.parametrize("fraction", [0.25, 0.0])
+def test_epsilon_falls_from_step_to_step(fraction):
     epsilons = []
-    run = new_run(ppo_pqn, **SHORT, start_e=0.9, end_e=0.1, exploration_fraction=0.25)
+    run = new_run(ppo_pqn, **SHORT, start_e=0.9, end_e=0.1, exploration_fraction=fraction)
     step = run.step
 
     def spy(actions):
@@ -163,8 +164,12 @@ def test_epsilon_falls_from_step_to_step():
 
     run.step = spy
     ppo_pqn.train(run.args, run)
-    steps = np.arange(0, 1024, 4)
-    np.testing.assert_allclose(epsilons, np.maximum(0.9 - 0.8 * steps / 256, 0.1))
+    steps, explored = np.arange(0, 1024, 4), 1024 * fraction or 1
+    expected = np.maximum(0.9 - 0.8 * steps / explored, 0.1)
+    np.testing.assert_allclose(epsilons, expected)
+    run.writer.flush()
+    curve = curves(run)["charts/epsilon"].values()
+    assert max(curve) <= 0.9 and np.mean([*curve]) == pytest.approx(expected.mean(), abs=0.05)
 
 
 def test_an_edited_policy_changes_acting_and_targets_alike():

@@ -42,8 +42,8 @@ BOX = {"ppo": "", "a2c": "", "dqn": "", "td3": "Box"}  # the suffix of an enviro
 
 def small(name, env_id, **own):
     """Settings of a short training of a script, in an environment of which there is a ...Box."""
-    common = dict(env_id=f"environments:{env_id}{BOX[name]}-v0", total_timesteps=200)
-    return SMALL[name] | common | dict(eval_episodes=2, log_frequency=20) | own
+    common = dict(env_id=f"environments:{env_id}{BOX[name.split('_')[0]]}-v0", total_timesteps=200)
+    return SMALL[name.split("_")[0]] | common | dict(eval_episodes=2, log_frequency=20) | own
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -166,6 +166,7 @@ def test_train_can_read_every_info(asynchronous):
 ENDS = {"ppo": [{}, {"norm_obs": True, "norm_reward": True}], "td3": [{}, {"twin": False}]}
 ENDS["a2c"], c51 = ENDS["ppo"], dict(n_atoms=11, v_min=0, v_max=5)
 ENDS["dqn"] = [{}, {"double": True, "n_step": 1}, c51, c51 | {"double": True, "dueling": True}]
+ENDS |= {"dqn_quantile": [{}], "ppo_pqn": [{}], "td3_sac": [{}, {"quantiles": 5, "drop": 2}]}
 
 
 @pytest.mark.parametrize("name, own", [(name, own) for name, each in ENDS.items() for own in each])
