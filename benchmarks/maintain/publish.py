@@ -91,9 +91,11 @@ def short_table(cells: list[Cell], published: list) -> str:
     rows = []
     for cell in main_cells(cells, published):
         row = report.nearest(cell, published)
-        theirs = [report.published_in_short(row, cell.env_id), row.source] if row else ["none", ""]
-        rows.append([cell.env_id, cell.table, report.ours_in_short(cell, "greedy"), *theirs])
-    columns = ["environment", "table", "ours", "published", "source"]
+        theirs = "none"
+        if row:
+            theirs = f"{report.published_in_short(row, cell.env_id)[:-1]}, {row.source})"
+        rows.append([cell.env_id, cell.table, report.ours_in_short(cell, "greedy"), theirs])
+    columns = ["environment", "table", "ours", "published"]
     return report.markdown(columns, rows) if cells else "No results yet."
 
 

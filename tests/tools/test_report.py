@@ -184,7 +184,7 @@ def test_the_tables(results, monkeypatch):
     assert report.seeds_of(other) == "6 (2, 5-7, 11-12)"
     short = publish.short_table(cells, rows).splitlines()[-1]
     ours, theirs = "4.0 ± 1.0 (3 seeds, 0k)", "9.5 ± 9.0 (1 agent, 0k, CartPole-v0)"
-    assert short == f"| CartPole-v1 | ppo-mine | {ours} | {theirs} | a paper |"
+    assert short == f"| CartPole-v1 | ppo-mine | {ours} | {theirs[:-1]}, a paper) |"
     monkeypatch.setattr(report, "read_published", lambda: rows)
     path = report.RESULTS / "verdicts.csv"
     verdicts = pd.read_csv(io.StringIO(report.documents(report.RESULTS)[path]))
