@@ -487,7 +487,11 @@ def results_table(cells: list[Cell], published: list) -> str:
         about = [cell.env_id, cell.table, f"{cell.about['steps']:,}", seeds_of(cell)]
         minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
         time = f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else "")
-        command = without("eval-frequency", cell.about["command"])  # it changes no number here
+        command = cell.about["command"]
+        for flag in ("exp-name", "eval-frequency"):  # they change no number here
+            command = without(flag, command)
+        if cell.about["args"].get("torch_threads") == 1 and not cell.env_id.startswith("ALE/"):
+            command = without("torch-threads", command)  # of vectors the default
         rows.append([*about, *ours, *theirs, time, f"`{command}`"])
     columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
     columns += ["published", "ours is", "minutes a run", "command of the first seed"]

@@ -172,6 +172,14 @@ def test_the_tables(results, monkeypatch):
     *found, theirs, verdict, minutes, command = columns(rows)
     assert found == ["CartPole-v1", "ppo-mine", "100", "3 (1-3)", "4.0 ± 1.0", ""]
     assert minutes == "2.0" and command == "`python algos/ppo.py --seed 1 --gamma 0.9`"
+    # flags that change no number are left out: those of a folder, evaluations and default threads
+    plain, about = cells[0].about["command"], cells[0].about
+    about["command"] += " --exp-name mine --eval-frequency 5 --torch-threads 1"
+    kept = {1: "", 2: " --torch-threads 1"}
+    for threads, words in kept.items():
+        about["args"]["torch_threads"] = threads
+        assert columns(rows)[-1] == f"`{plain}{words}`"
+    about |= {"command": plain}
     link = "[a paper](https://example.org)"
     assert theirs == f"9.5 ± 9.0 (1 agent, 0k, CartPole-v0), {link}"
     assert verdict == "below: too few steps"
