@@ -51,7 +51,7 @@ class Args(dqn_prioritised.Args):
     def check(self):
         super().check()
         dqn.require_range(self, "num_actors broadcast_frequency fragment_steps", low=1)
-        dqn.require_range(self, "actor_timeout")
+        dqn.require_range(self, "actor_timeout", low=0.1)
         if self.total_timesteps % self.fragment_steps or self.fragment_steps % self.train_frequency:
             dqn.fail("total_timesteps must divide by fragment_steps, those by train_frequency")
         if (self.exploration_fraction, self.exploration_steps) != (0.2, None):
@@ -165,7 +165,10 @@ class Actor(dqn.Run):
         """
         args, n, rows, self.finished = self.args, self.args.num_envs, [], []
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
-            self.envs = dqn.make_envs(args, n)
+            try:
+                self.envs = dqn.make_envs(args, n)
+            except SystemExit:  # for Ray a crash, after which it would start this actor again
+                raise RuntimeError(f"an actor's machine cannot make {args.env_id}") from None
             self.obs, _ = dqn.reset(self.envs, args.seed, step, 0, self.index)  # no evaluation's
             self.rng = np.random.default_rng([args.seed, step, 2, self.index])
             self.step_count, (self.returns, self.lengths) = 0, np.zeros((2, n))
@@ -221,9 +224,10 @@ def connect(args: Args):
     if ray is None:
         dqn.fail("this needs Ray: pip install -r benchmarks/requirements-ray.txt")
     settings = {"logging_level": "error", "ignore_reinit_error": True}
-    settings["runtime_env"] = {"working_dir": str(Path(__file__).parent), "excludes": ["runs"]}
     if args.ray is None:  # a core for each, however many there are: actors may just wait
         settings |= {"num_cpus": args.num_actors, "include_dashboard": False}
+    else:  # here actors find this folder, and modules of environments, as the script does
+        settings["runtime_env"] = {"working_dir": str(Path(__file__).parent), "excludes": ["runs"]}
     host, _, port = (args.ray or "").removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():  # Ray itself waits for many minutes where nobody listens

@@ -34,7 +34,7 @@ class QNetwork(dqn.QNetwork):
     """dqn's; its layers see neither the mask nor the embeddings, only the rest."""
 
     def __init__(self, args, obs_space, num_actions):
-        n, k = num_actions, embedding_size(args, num_actions)
+        n, k = num_actions, embedding_size(args, num_actions, dqn.make_env)
         rest = gym.spaces.Box(-np.inf, np.inf, (obs_space.shape[0] - n - n * k,))
         super().__init__(args, rest, k or n)
         self.n, self.k = n, k

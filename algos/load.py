@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def load(path, num_envs: int = 1, **keywords):
     """Of a run folder, or a .npz file in one: how its evaluations act, a function from observations
-    to actions, (num_envs, ...) each, and as many environments (see make_envs in ppo.py), made with
-    keywords such as render_mode="human". A policy may remember: load it anew for new episodes.
+    to actions, (num_envs, ...) each, and as many environments (see make_envs in ppo.py; num_envs of
+    ppo_multi are rows, in whole worlds), made with keywords such as render_mode="human". A policy
+    may remember: load it anew for new episodes.
     """
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
     name = json.loads((folder / "args.json").read_text("utf-8-sig"))["algo"]
@@ -37,8 +38,11 @@ def load(path, num_envs: int = 1, **keywords):
 def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
     module = importlib.import_module(name)
-    # a copy of a script is none of its variants, whatever its name
-    parent = module if hasattr(module, "Run") else importlib.import_module(name.split("_")[0])
+    if hasattr(module, "Run"):  # a script, or a copy of one
+        parent = module
+    else:  # whatever the variant is called, its arguments begin with its parent's
+        args_class = next(x for x in module.Args.__mro__ if x.__name__ == "RunArgs")
+        parent = sys.modules[args_class.__module__]
     args_class = parent.RunArgs if module is parent else module.Args
     names = "make_agent", "evaluation_policy", "make_envs"
     return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)

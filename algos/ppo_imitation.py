@@ -42,8 +42,8 @@ class Args(ppo.RunArgs):
         ppo.require_range(self, "imitation_steps imitation_batch_size", low=1)
         if self.save_episodes and (not self.evaluate or self.env_id.startswith("ALE/")):
             ppo.fail("save_episodes goes with evaluate, and not with Atari's games")
-        if self.save_episodes and not Path(self.save_episodes).parent.is_dir():
-            ppo.fail(f"save_episodes={self.save_episodes}: there is no such folder")
+        if (path := self.save_episodes) and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+            ppo.fail(f"save_episodes={path} must be a file, in a folder that exists")
         if self.imitation_coef > 0 and not (self.demonstrations or self.evaluate):
             ppo.fail("ppo_imitation needs demonstrations, or imitation_coef 0")
 
@@ -90,16 +90,19 @@ def read(args, agent, obs_space, action_space):
     try:
         with np.load(path, allow_pickle=False) as file:
             obs, actions = file["observations"], file["actions"]
+        obs, numbers = obs.astype(obs_space.dtype), np.isfinite(actions.astype(np.float64)).all()
     except Exception as error:  # many can be: no such file, no zip file, no such array
         ppo.fail(f"{path}: {error}")
     shapes = (len(obs), *obs_space.shape), (len(obs), *action_space.shape)
     if len(obs) == 0 or (obs.shape, actions.shape) != shapes:
         ppo.fail(f"{path}: shapes {obs.shape}, {actions.shape}; {args.env_id} needs {shapes}")
+    if not numbers or not np.isfinite(obs).all():
+        ppo.fail(f"{path}: some numbers are not finite")
     actions = from_env(agent, actions, action_space)
     if agent.discrete and not (0 <= actions.min() <= actions.max() < action_space.n):
         ppo.fail(f"{path}: some actions are not in {action_space}")
     # raw: agent.features normalises them as any others, by the statistics of the moment
-    return {"obs": obs.astype(obs_space.dtype), "actions": actions}
+    return {"obs": obs, "actions": actions}
 
 
 def from_env(agent, actions, space):
@@ -151,7 +154,8 @@ def name_of_run(argv):
     """ppo where one of its runs is evaluated, since its agent is the same; else ppo_imitation."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--evaluate", default="")
-    about = Path(parser.parse_known_args(argv)[0].evaluate, "args.json")
+    path = Path(parser.parse_known_args(argv)[0].evaluate)
+    about = (path.parent if path.suffix == ".npz" else path) / "args.json"
     is_ppo = about.exists() and json.loads(about.read_text())["algo"] == "ppo"
     return "ppo" if is_ppo else "ppo_imitation"
 

@@ -26,10 +26,13 @@ class Args(ppo.RunArgs):
     env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
 
 
-def embedding_size(args, num_actions: int) -> int:
+def embedding_size(args, num_actions: int, make_env=ppo.make_env) -> int:
     """k of avail_actions, 0 without them. Ends the script where observations are not as above."""
-    with gym.make(args.env_id, **json.loads(args.env_kwargs)) as env:
-        space = env.observation_space  # make_env flattens it, its parts in this order
+    with make_env(args.env_id, **json.loads(args.env_kwargs)) as env:
+        space = env.observation_space
+        while isinstance(env, gym.Wrapper) and not isinstance(space, gym.spaces.Dict):
+            env = env.env  # down to what make_env flattens, its parts in this order
+            space = env.observation_space
     parts = space.items() if isinstance(space, gym.spaces.Dict) else ()
     numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of other spaces it makes one-hots
     shapes = {name: part.shape if isinstance(part, numbers) else None for name, part in parts}

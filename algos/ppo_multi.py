@@ -137,7 +137,7 @@ class Agents(nn.Module):
         return self.by_policy(lambda policy, rows: policy.act(rows, rng, greedy), obs)
 
     def to_env(self, actions):
-        return self.by_policy(ppo.Agent.to_env, actions)
+        return self.by_policy(lambda policy, rows: policy.to_env(rows), actions)
 
 
 def make_agent(args, obs_space, action_space):
@@ -158,8 +158,11 @@ class Worlds:
     def __init__(self, worlds, agent_id):
         self.envs, self.agents = worlds, worlds[0].possible_agents
         self.spaces = [worlds[0].observation_space(agent) for agent in self.agents]
-        if any(len(space.shape or ()) == 3 for space in self.spaces):
-            ppo.fail("ppo_multi takes vectors, not images")
+        for space in self.spaces:
+            image = space.dtype == np.uint8 and len(space.shape) > 1
+            empty = not space.is_np_flattenable or gym.spaces.flatdim(space) == 0
+            if image or empty or "action_mask" in getattr(space, "spaces", ()):
+                ppo.fail(f"ppo_multi takes vectors, neither images nor action masks: not {space}")
         n = len(self.agents)
         self.num_envs, self.ids = n * len(worlds), np.eye(n) if agent_id else np.zeros((n, 0))
         # where agents see vectors of different lengths, the shorter ones end in zeros

@@ -51,6 +51,7 @@ def train(args: Args, run: ppo.Run):
 
     def make_batch(agent, buffer, args, running_returns):
         nonlocal running_bonuses
+        curiosity.eval()
         batch, running_returns = ppo.rollout_batch(agent, buffer, args, running_returns)
         running_bonuses, bonus = add_bonuses(
             batch, agent, curiosity, buffer, run.obs, args, running_bonuses
@@ -59,6 +60,8 @@ def train(args: Args, run: ppo.Run):
         return batch, running_returns
 
     def loss_of(agent, minibatch, args, clip_coef):
+        curiosity.train()
+        curiosity.target.eval()  # fixed: dropout, for example, is for learning alone
         loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
         rnd_loss, rnd_terms = curiosity_loss(agent, curiosity, minibatch)
         return loss + rnd_loss, terms | rnd_terms, log_ratio

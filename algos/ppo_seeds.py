@@ -174,7 +174,8 @@ def make_runs(args, first):
     """{place: run} of `first` and of each other seed that is not finished; the folders of all."""
     field, *values = args.vary or ("seed", args.seed)
     seeds = range(args.seed, args.seed + args.num_seeds)
-    settings = [{field: float(value), "seed": seed} for value in values for seed in seeds]
+    alone = {"num_seeds": 1, "vary": None}  # so that args.json says what its own folder has
+    settings = [{field: float(value), "seed": seed} | alone for value in values for seed in seeds]
     runs, folders = {0: first}, [first.folder]
     for place, own in enumerate(settings[1:], 1):
         folder = first.folder.with_name(f"{first.folder.name}-{place + 1}-{own['seed']}")

@@ -527,6 +527,25 @@ def test_an_evaluation_needs_no_ray(fake, command, monkeypatch):
     assert evaluated.line("evaluation") == f"return {trained.mean():.1f} +- {trained.std():.1f}"
 
 
+def test_an_environment_that_an_actor_cannot_make_ends_the_run(fake, monkeypatch):
+    """By an error: Ray would take an exit for a crash, and start the actor again for ever."""
+    run = new_run(dqn_apex, **SHORT)
+    monkeypatch.setattr(dqn, "make_envs", lambda *_: dqn.fail("environment CartPole-v1: none"))
+    with pytest.raises(RuntimeError, match="an actor's machine cannot make CartPole-v1"):
+        dqn_apex.train(run.args, run)
+
+
+@pytest.mark.parametrize("address", [None, "HEAD:6379"])
+def test_only_other_machines_get_a_copy_of_the_folder(fake, address, monkeypatch):
+    """Here actors find an environment's module as the script does: by PYTHONPATH and folder."""
+    monkeypatch.setattr(
+        dqn_apex.socket, "create_connection", lambda *_, **__: SimpleNamespace(close=int)
+    )
+    new_run(dqn_apex, **SHORT, ray=address)
+    where, settings = fake.initialised
+    assert where == (address or "local",) and ("runtime_env" in settings) == (address is not None)
+
+
 @pytest.mark.parametrize("missing", ["ray", "cluster", "cores"])
 def test_what_is_not_there_is_said_in_a_line(fake, missing, monkeypatch, tmp_path, capsys):
     if missing == "ray":

@@ -205,9 +205,12 @@ def test_an_evaluation_is_saved(command, tmp_path, name):
     assert text == trained.line("evaluation")
     assert len(set(lengths)) > 1  # else no row after an episode's end could show
     assert saved.line("episodes") == f"5 of {lengths.sum():,} steps: expert.npz"
-    flags = "--save-episodes nowhere/expert.npz --evaluate"
-    failed = command("ppo_imitation", flags, folder, ok=False)  # before anything is played
-    assert failed.status == 2 and "no such folder" in failed.err and not failed.out
+    again = command("ppo_imitation", "--save-episodes again.npz --evaluate", folder / "weights.npz")
+    assert again.line("evaluation") == trained.line("evaluation")
+    for file in ("nowhere/expert.npz", "runs"):  # before anything is played
+        flags = f"--save-episodes {file} --evaluate"
+        failed = command("ppo_imitation", flags, folder, ok=False)
+        assert failed.status == 2 and "must be a file" in failed.err and not failed.out
 
 
 def test_continuous_actions_are_saved_as_the_environment_has_them(command, tmp_path):

@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 
 import dqn
+import dqn_mask
 import gymnasium as gym
 import numpy as np
 import ppo
@@ -163,6 +164,35 @@ def test_the_parts_are_where_make_env_puts_them():
         np.testing.assert_array_equal(parts[2][0], rest)
         if k > 0:
             np.testing.assert_array_equal(parts[1][0], obs["avail_actions"])
+
+
+@pytest.mark.parametrize("module", [ppo_mask, dqn_mask])
+def test_wrappers_in_make_env_count(module, monkeypatch):
+    """One that takes the embeddings away, and one that gives another environment a mask."""
+
+    class Valid(gym.ObservationWrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            n = int(env.action_space.n)
+            parts = {"action_mask": MultiBinary(n), "obs": env.observation_space}
+            self.observation_space = gym.spaces.Dict(parts)
+
+        def observation(self, obs):
+            return {"action_mask": np.ones(self.env.action_space.n, np.int8), "obs": obs}
+
+    wrappers = {
+        "Embedded-v0": lambda env: gym.wrappers.FilterObservation(env, ["action_mask", "obs"]),
+        "CartPole-v1": Valid,
+    }
+    parent, make = ppo if module is ppo_mask else dqn, gym.make
+    monkeypatch.setattr(gym, "make", lambda env_id, **x: wrappers[env_id](make(env_id, **x)))
+    assert parent.make_env("CartPole-v1").observation_space.shape == (2 + 4,)
+    for env_id in wrappers:
+        agent, size = new_run(module, env_id=env_id).agent, None
+        for layer in agent.modules():
+            size = size or getattr(layer, "in_features", None)
+        seen = 4 if env_id == "CartPole-v1" else M
+        assert (agent.k, size) == (0, seen)
 
 
 @pytest.mark.parametrize("name", ["ppo_mask", "dqn_mask"])

@@ -15,7 +15,7 @@ import tasks
 import torch
 from conftest import NUMBERS, calls, curves, env_seeds, hash_of_parameters, scalars
 from conftest import train as train_ppo
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 
@@ -587,15 +587,29 @@ class Unfit(Mortal):
 
 VECTOR = Box(-1, 1, (2,), np.float32)
 UNFIT = {  # words of the line that says so: the spaces
-    "ppo_multi takes vectors, not images": (
+    "action masks: not Box(0, 255, (84, 84, 3)": (
         Discrete(2), Discrete(2), Box(0, 255, (84, 84, 3), np.uint8)
     ),
+    "action masks: not Box(0, 255, (40, 40)": (
+        Discrete(2), Discrete(2), Box(0, 255, (40, 40), np.uint8)
+    ),
+    "action masks: not Dict('action_mask'": (
+        Discrete(2), Discrete(2), Dict(action_mask=MultiBinary(2), obs=VECTOR)
+    ),
+    "action masks: not Sequence": (Discrete(2), Discrete(2), Sequence(VECTOR)),
+    "action masks: not Box([], [], (0,)": (Discrete(2), Discrete(2), Box(0, 1, (0,))),
     "ppo_multi takes actions of one kind, not": (Discrete(2), Box(-1, 1, (1,), np.float32), VECTOR),
     "actions must be Discrete or a Box of real numbers, not": (
         MultiDiscrete([2, 3]), MultiDiscrete([2, 3]), VECTOR
     ),
     "agents that share a policy must have the same actions": (Discrete(2), Discrete(3), VECTOR),
 }  # fmt: skip
+
+
+def test_an_edit_of_to_env_reaches_the_environment(monkeypatch):
+    agents = new_run(f"{HERE}:Mortal", num_envs=6, eval_episodes=3).agent
+    monkeypatch.setattr(type(agents.policies[0]), "to_env", lambda policy, actions: actions + 5)
+    assert agents.to_env(np.arange(6)).tolist() == [5, 6, 7, 8, 9, 10]
 
 
 def test_agents_that_do_not_fit_are_refused(refused, monkeypatch):

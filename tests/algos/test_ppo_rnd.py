@@ -189,6 +189,21 @@ def test_the_target_stays_and_what_learns_moves(monkeypatch):
     assert curiosity.obs_moments.count == curiosity.return_moments.count == 1536
 
 
+def test_the_target_never_drops_out_and_the_predictor_only_where_it_learns(monkeypatch):
+    mlp, errors, seen = ppo.mlp, ppo_rnd.Curiosity.errors, []
+
+    def spy(curiosity, next_obs):
+        seen.append(
+            (curiosity.target.training, curiosity.predictor.training, torch.is_grad_enabled())
+        )
+        return errors(curiosity, next_obs)
+
+    monkeypatch.setattr(ppo, "mlp", lambda *x: torch.nn.Sequential(torch.nn.Dropout(), mlp(*x)))
+    monkeypatch.setattr(ppo_rnd.Curiosity, "errors", spy)
+    train(ppo_rnd, **SMALL)
+    assert set(seen) == {(False, False, False), (False, True, True)}
+
+
 def test_without_bonuses_it_is_ppo(monkeypatch):
     """Whatever the predictor and the critic of bonuses do, and with a norm that is clipped."""
     settings = SMALL | {"env_id": "CartPole-v1", "max_grad_norm": 0.05}

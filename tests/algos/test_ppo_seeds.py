@@ -182,6 +182,10 @@ def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(command, tmp_path
         assert f"seed {seed}       return {evaluated.line('evaluation').split()[1]}," in trained.out
     assert trained.hash == hashes[0] and len(set(hashes)) == 3
 
+    for path in others:  # a run of its own, which can be resumed by itself
+        saved = json.loads((path / "args.json").read_text())["args"]
+        assert (saved["num_seeds"], saved["vary"]) == (1, None)
+
     stops = [("end_iteration", 1, 600), ("save", 2, 512), ("save", 3, 512)]  # between saves
     stops += [("start", 2, 0), ("finish", 3, 0)]  # before a seed's first checkpoint; in the report
     for method, seed, step in stops:

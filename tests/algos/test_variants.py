@@ -173,7 +173,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --exploration-fraction 0.5": "epsilon of an actor",
     "dqn_apex --fragment-steps 0": "fragment_steps=0 must lie between 1 and inf",
     "dqn_apex --async-envs": "async_envs",
-    "dqn_apex --actor-timeout -1": "actor_timeout=-1.0 must lie between 0 and inf",
+    "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
     "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --demonstrations absent.npz": "No such file",
@@ -182,6 +182,8 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_imitation --demonstrations empty.npz": "needs ((0, 4), (0,))",
     "ppo_imitation --demonstrations other.npz": "not in Discrete(2)",
     "ppo_imitation --demonstrations text.npz": "text.npz",
+    "ppo_imitation --demonstrations words.npz": "words.npz: could not convert string",
+    "ppo_imitation --demonstrations nan.npz": "nan.npz: some numbers are not finite",
     "ppo_imitation --imitation-coef 0 --save-episodes new.npz": "goes with evaluate",
     "ppo_lstm --num-envs 4 --num-minibatches 8": "num_minibatches=8 must divide num_envs=4",
     "ppo_lstm --lstm-size 0": "lstm_size=0 must lie between 1 and inf",
@@ -243,6 +245,9 @@ def test_what_a_variant_cannot_take_is_said_in_a_line(refused):
         actions = np.full(rows, action)
         np.savez(f"{file}.npz", observations=np.zeros((rows, obs_dim)), actions=actions)
     Path("text.npz").write_text("observations,actions")
+    one = np.zeros(1, np.int64)
+    np.savez("words.npz", observations=np.full((1, 4), "a"), actions=one)
+    np.savez("nan.npz", observations=np.full((1, 4), np.nan), actions=one)
     said = {line: refused(*line.split(maxsplit=1)) for line in REFUSED}
     assert {line: text for line, text in said.items() if REFUSED[line] not in text} == {}
 

@@ -74,6 +74,16 @@ def test_a_copy_of_a_script_is_loaded_under_its_own_name(tmp_path, monkeypatch):
     assert parts_of("ppo_copy")[:2] == (copy, copy.RunArgs)
 
 
+def test_a_copy_of_a_variant_is_loaded_whatever_its_name(tmp_path, monkeypatch):
+    code = (ROOT / "algos" / "ppo_lstm.py").read_text().replace('main("ppo_lstm"', 'main("memory"')
+    (tmp_path / "memory.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    copy = importlib.import_module("memory")
+    assert parts_of("memory") == (
+        ppo, copy.Args, copy.make_agent, copy.evaluation_policy, ppo.make_envs
+    )  # fmt: skip
+
+
 def with_returns(monkeypatch, returns):
     """Evaluations that give these mean returns, one after the other."""
     given = iter(returns)
