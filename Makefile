@@ -36,7 +36,7 @@ bug-pictures: .venv/installed-dev
 torture: .venv/installed-dev
 	TORTURE=$(SEED) $(BIN)/python -m pytest -q -n auto tests/plumbing/test_hostile.py
 
-speed: .venv/installed .venv-peers/installed
+speed: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/maintain/more_speeds.py
 

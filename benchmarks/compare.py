@@ -63,18 +63,17 @@ def read_any_run(folder: Path) -> AnyRun:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
         finished = (folder / "result.json").exists()
+    elif "hyperparameters/text_summary" not in texts:
+        raise UserError(f"{folder} is a run neither of ours nor of CleanRL's")
     else:  # CleanRL's arguments are a table in a text: |name|value|
-        lines = texts.get("hyperparameters/text_summary", "").splitlines()[2:]
+        lines = texts["hyperparameters/text_summary"].splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
         algo, versions, command = args.get("exp_name", folder.name), {}, ""
         last = max(step for points in scalars.values() for step, _ in points)
         # its last episode ends a little before the budget does
         finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
-    try:
-        points = report.training_episodes(scalars, one_a_point=not ours)
-    except ValueError as error:
-        raise UserError(f"{folder}: its curves cannot be read: {error}") from None
+    points = report.training_episodes(scalars, one_a_point=not ours)
     return AnyRun(folder, algo, args, versions, command, scalars, points, finished)
 
 
@@ -96,7 +95,7 @@ def print_differences(runs: list[AnyRun]):
     print()
 
 
-def place(name: str, value: float, cell: Cell, protocol: str) -> str:
+def place(value: float, cell: Cell, protocol: str) -> str:
     """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
     value, seeds = float(f"{value:.6g}"), cell.values(protocol)  # as in the CSV
     low, high, n = seeds.min(), seeds.max(), len(seeds)
@@ -105,7 +104,7 @@ def place(name: str, value: float, cell: Cell, protocol: str) -> str:
     if not low <= value <= high:
         text = f"it lies outside of them, as {2 / (n + 1):.0%} of all runs do by chance"
     among = f"{report.count_seeds(n)} of [{cell.table}] reached {number(low)} to {number(high)}"
-    return f"{name} {number(value)}: {among}; {text}"
+    return f"{protocol} return {number(value)}: {among}; {text}"
 
 
 def other_settings(run: AnyRun, cell: Cell) -> str:
@@ -127,20 +126,21 @@ def other_settings(run: AnyRun, cell: Cell) -> str:
 def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
     """Where a run lies among the seeds of each cell with its settings, a sentence each."""
     # CleanRL's ppo_continuous_action is a ppo as well
-    here = [c for c in cells if c.env_id == run.env_id and run.algo.startswith(c.about["algo"])]
+    algo = run.algo if run.versions else run.algo.split("_")[0]
+    here = [c for c in cells if c.env_id == run.env_id and c.about["algo"] == algo]
     if not here:
         return [f"benchmarks/results/ has no seeds of {run.algo} on {run.env_id}"]
     if not run.finished:
         return ["not finished, so not compared with the seeds in benchmarks/results/"]
-    lines, greedy = [], run.scalars.get("eval/episodic_return")
+    lines, greedy = [], run.scalars.get("eval/episodic_return") or [(0, math.nan)]
+    ends = {"training": report.last_episodes(run.points), "greedy": greedy[-1][1]}
     for cell in here:
         if settings := other_settings(run, cell):
             lines.append(f"not compared with [{cell.table}], which has other settings: {settings}")
             continue
-        last = report.last_episodes(run.points)
-        lines.append(place("training return", last, cell, "training"))
-        if greedy:
-            lines.append(place("greedy return", greedy[-1][1], cell, "greedy"))
+        for protocol, value in ends.items():
+            if np.isfinite([value, *cell.values(protocol)]).all():
+                lines.append(place(value, cell, protocol))
     return lines
 
 
@@ -204,7 +204,7 @@ def not_risen(run: AnyRun) -> list[str]:
 
 def health(scalars: dict, args: dict, floor: float) -> list[str]:
     """What looked sick at every point of the curves for a tenth of the run, and for 2,000 steps of
-    each environment: a sentence for each symptom, none for a healthy run.
+    each environment, and what is not finite: a sentence for each symptom, none for a healthy run.
 
     scalars {tag: [(step, value)]}; args: as text; floor: see least_entropy.
     """
@@ -217,6 +217,10 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
     now, worth, since, told = {}, 0.0, {}, {}
     for step in sorted(points):
         now |= points[step]
+        for tag, value in points[step].items():
+            # CleanRL's explained variance of returns that are all alike is NaN
+            if not math.isfinite(value) and tag != "losses/explained_variance":
+                told.setdefault("finite", f"from step {step:,} on {tag} is not finite")
         if "charts/episodic_length" in points[step] and gamma < 1:
             mean_reward = abs(now["charts/episodic_return"] / now["charts/episodic_length"])
             # of clipped rewards, 1 is the largest that is learned from
@@ -279,7 +283,8 @@ def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
 
 
 def compare(folders: list[Path], picture: Path):
-    runs, cells = [read_any_run(folder) for folder in folders], report.read_cells(report.RESULTS)
+    runs = [read_any_run(folder) for folder in folders]
+    cells = report.read_cells(report.RESULTS) + report.read_cells(report.RESULTS / "variants")
     if len(runs) > 1:
         print_differences(runs)
     for i, run in enumerate(runs, 1):

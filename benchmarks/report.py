@@ -5,9 +5,8 @@
 
 A cell is one table of a config in one environment, over its seeds: <env>-<table>.csv has its
 returns, <env>-<table>.json its command, arguments, versions, times and hashes. New seeds join a
-cell whose arguments (but for how often they evaluate) and package versions are the same, if the
-same script trained them or one that trains the same weights: benchmarks/results/same-numbers.json
-says which do.
+cell of the same arguments (but for how often they evaluate) and package versions, if the same
+script trained them or, by results/same-numbers.json, one that trains the same weights.
 
 benchmarks/README.md defines every number and verdict. Exit status: 0, or 2 for wrong input.
 """
@@ -42,8 +41,7 @@ KINDS = "greedy", "training", "last100"  # of returns
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
 COMPARED = ["environment", "table", "protocol", "ours", "published", "ours is", "source", "url"]
-# arguments that a run's numbers do not depend on
-FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}
+FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}  # arguments that change no number
 
 
 class UserError(Exception):
@@ -81,7 +79,10 @@ def read_json(path: Path):
 
 def read_toml(path: Path) -> dict:
     """UTF-8, with or without the byte order mark that some editors write."""
-    return tomllib.loads(path.read_text("utf-8-sig"))
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def read_events(folder: Path) -> tuple[dict, dict]:
@@ -112,7 +113,7 @@ def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float
     if one_a_point:
         return [(step, value, 1.0) for step, value in returns]
     points, before = [], 0
-    for (step, value), (_, length) in zip(returns, lengths, strict=True):
+    for (step, value), (_, length) in zip(returns, lengths, strict=False):  # it may still train
         points.append((step, value, max((step - before) / length, 1.0)))
         before = step
     return points
@@ -141,32 +142,34 @@ def read_run(folder: Path) -> dict:
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
         versions = dict(saved["versions"])
         greedy = dict(scalars["eval/episodic_return"])
+        if not math.isfinite(result["eval_return_mean"]):
+            raise ValueError("its evaluation is not finite")
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
             raise ValueError("its curves lack the evaluation that result.json has")
         returns = {"greedy": greedy, "training": windows(points, steps)}
         returns["last100"] = {steps: last_episodes(points)}
         script = versions.pop("script")  # its SHA-256
-        run = {"folder": folder, "result": result, "returns": returns}
-        run |= {"script": script, "versions": versions}
+        run = {"folder": folder, "result": result, "returns": returns, "script": script}
         run |= {name: result[name] for name in ("env_id", "algo", "seed")}
-        return run | {name: saved[name] for name in ("args", "command")}
+        return run | {"versions": versions} | {name: saved[name] for name in ("args", "command")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
 
-def read_runs(runs_dir: Path) -> dict[tuple[str, str], list[dict]]:
-    """The finished runs below `runs_dir` by environment and table, as read_run gives them."""
+def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
+    """The folders of finished runs below `runs_dir` by table and the folder of its environment."""
     cells = defaultdict(list)
     for path in sorted(runs_dir.rglob("args.json")):
         folder, above = path.parent, path.resolve().parents
         script, table = above[1].name, above[min(3, len(above) - 1)].name
+        if runs_dir / "tune" in path.parents:  # of tune.py, whose studies share names of tables
+            continue
         if not re.match(rf"{re.escape(script)}(-|$)", table):
             print(f"not of a campaign, left out: {folder}")
         elif not (folder / "result.json").exists():
             print(f"not finished, left out: {folder}")
         else:
-            run = read_run(folder)
-            cells[run["env_id"], table].append(run)
+            cells[table, above[1].parent.name].append(folder)
     if not cells:
         raise UserError(f"{runs_dir} has no finished run of a campaign: see benchmarks/run.py")
     return cells
@@ -209,7 +212,7 @@ def same_numbers(run: dict, script: str | None) -> bool:
     return script in known
 
 
-def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
+def earlier_seeds(runs: list[dict], path: Path) -> list[dict] | None:
     """The runs of the cell at `path`, as read_run gives them, whose seeds are not among `runs`.
 
     None where `runs` have other settings or versions: those are another cell.
@@ -225,7 +228,7 @@ def earlier_seeds(runs: list[dict], path: Path) -> list[dict]:
         own["result"] = result | {"steps": cell.about["steps"]}
         found.append({**shared, **own, "returns": returns})
     if any(differences(run, runs[0]) for run in found):
-        return []
+        return None
     return [run for run in found if run["seed"] not in {run["seed"] for run in runs}]
 
 
@@ -241,18 +244,16 @@ def write_cell(table: str, runs: list[dict], results: Path):
                 f"{run['folder']} has {name}={value}, {first['folder']} {expected}: no runs of one"
                 " cell (benchmarks/maintain/same_numbers.py says whether scripts train the same)"
             )
-    names = "seed", "seconds", "eval_episodes", "run_hash"
-    own = [{k: x["result"][k] for k in names} | {"script": x["script"]} for x in runs]
     about = {"env_id": first["env_id"], "table": table, "algo": first["algo"]}
     about |= {"steps": first["result"]["steps"], "command": without("runs-dir", first["command"])}
     about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
     about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
-    about["runs"] = own
+    names = "seed", "seconds", "eval_episodes", "run_hash"
+    about["runs"] = [{k: x["result"][k] for k in names} | {"script": x["script"]} for x in runs]
     rows = []
     for kind, run in itertools.product(KINDS, runs):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
     path = cell_path(first["env_id"], table, results)
-    results.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     returns = pd.DataFrame(rows, columns=["kind", "seed", "step", "return"])
     returns.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
@@ -306,7 +307,8 @@ class Cell:
     def values(self, protocol: str):
         """One return for each seed, (seeds,), as a protocol of published.csv defines it."""
         if protocol == "training":
-            return self.curve("last100")[1][:, -1]
+            rows = self.returns.query("kind == 'last100'").set_index("seed")["return"]
+            return rows.reindex(self.seeds).to_numpy()  # NaN where no episode ended
         if protocol.startswith("training, last "):  # so many percent of the run's steps
             steps, returns = self.curve("training")
             share = int(protocol.split()[-1].removesuffix("%")) / 100
@@ -339,9 +341,9 @@ def read_published() -> list:
 
 
 def is_for(row, cell: Cell) -> bool:
-    """Whether a published row is to stand beside a cell."""
+    """Whether a published row is to stand beside a cell, all of whose seeds have such a return."""
     matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in row.tables.split())
-    return row.env == cell.env_id and any(matches)
+    return row.env == cell.env_id and any(matches) and all(np.isfinite(cell.values(row.protocol)))
 
 
 def iqm(returns, axis: int = -1):
@@ -448,8 +450,7 @@ def published_in_short(row, env_id: str) -> str:
 
 def seeds_of(cell: Cell) -> str:
     """Their number and, in brackets, ranges of them."""
-    gaps = np.flatnonzero(np.diff(cell.seeds) > 1) + 1
-    parts = np.split(np.array(cell.seeds), gaps)
+    parts = np.split(np.array(cell.seeds), np.flatnonzero(np.diff(cell.seeds) > 1) + 1)
     names = ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
     return f"{len(cell.seeds)} ({names})" if len(cell.seeds) > 1 else f"1 (seed {names})"
 
@@ -549,8 +550,7 @@ def draw(cells: list[Cell], published: list, path: Path):
     environments = sorted({cell.env_id for cell in cells})
     columns = min(len(environments), 3)
     rows = math.ceil(len(environments) / columns)
-    size = max(4.2 * columns, 6), 3.1 * rows + 0.5
-    figure = Figure(figsize=size)
+    figure = Figure(figsize=(max(4.2 * columns, 6), 3.1 * rows + 0.5))
     for panel, env_id in enumerate(environments, 1):
         axis = figure.add_subplot(rows, columns, panel)
         for i, cell in enumerate(cell for cell in cells if cell.env_id == env_id):
@@ -581,6 +581,17 @@ def save(figure, path: Path):
     print(path)
 
 
+def add_runs(table: str, folders: list[Path], results: Path):
+    """Writes the cell of these runs and of the earlier seeds that join them."""
+    runs = [read_run(folder) for folder in folders]
+    path = cell_path(runs[0]["env_id"], table, results)
+    before = earlier_seeds(runs, path)
+    replaced = 0 if before is not None else len(read_cell(path).seeds)
+    write_cell(table, runs + (before or []), results)
+    if replaced:
+        print(f"replaces {count_seeds(replaced)} of other settings or versions: {path}")
+
+
 def main():
     parser = ArgumentParser(description=__doc__)
     default = ROOT / "runs"
@@ -588,16 +599,20 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()
-    results = options.out.resolve()
+    results, errors = options.out.resolve(), []
     with errors_in_a_line():
         results.mkdir(parents=True, exist_ok=True)
-        cells = {} if options.from_csv else read_runs(options.runs_dir)
-        for (env_id, table), runs in cells.items():
-            before = earlier_seeds(runs, cell_path(env_id, table, results))
-            write_cell(table, runs + before, results)
+        found = {} if options.from_csv else finished_runs(options.runs_dir)
+        for (table, _), folders in found.items():
+            try:
+                add_runs(table, folders, results)
+            except UserError as error:  # the other cells are as good as without it
+                errors.append(str(error))
         write(documents(results))
         if cells := read_cells(results):
             draw(cells, read_published(), results / "curves.png")
+        if errors:
+            raise UserError("\n".join(errors))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import SimpleNamespace
 
 from report import ArgumentParser, UserError, errors_in_a_line, positive, read_toml, settings_of
@@ -63,15 +63,15 @@ class Job:
         return [f"algos/{self.script}.py", *flags]
 
 
-def python(words: list[str], folder: Path, log) -> subprocess.Popen:
+def python(words: list[str], folder: Path, log) -> Popen:
     """Starts a script in a folder, with its output in an open file."""
-    return subprocess.Popen(
+    return Popen(
         [sys.executable, *words],
         cwd=folder,
         env={**os.environ, "TQDM_MININTERVAL": "10"},  # seconds between lines of progress
-        stdin=subprocess.DEVNULL,
+        stdin=DEVNULL,
         stdout=log,
-        stderr=subprocess.STDOUT,
+        stderr=STDOUT,
         process_group=0,  # Ctrl-C is for the campaign, which then stops its runs
     )
 
@@ -82,8 +82,9 @@ def shown(path: Path) -> str:
 
 
 def script_of(table: str) -> str | None:
-    """The script that a table is for: its name, or what its name begins with before a hyphen."""
-    return next((name for name in SCRIPTS if table == name or table.startswith(f"{name}-")), None)
+    """The script that a table is for: the longest whose name it has, alone or before a hyphen."""
+    found = [name for name in SCRIPTS if table == name or table.startswith(f"{name}-")]
+    return max(found, key=len, default=None)
 
 
 def evaluation_period(total_timesteps: int, evaluations: int) -> int:
@@ -104,13 +105,10 @@ def script_args(script: str, flags: list[str]) -> dict:
 def read_config(name: str) -> tuple[Path, dict]:
     """The file that a name or a path means, and its tables."""
     path = Path(name).resolve() if name.endswith(".toml") else ROOT / "benchmarks" / f"{name}.toml"
-    try:
-        tables = read_toml(path)
-    except FileNotFoundError:
+    if not path.exists():
         known = sorted(p.stem for p in path.parent.glob("*.toml"))
-        raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{shown(path)}: {error}") from None
+        raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}")
+    tables = read_toml(path)
     for table in tables:
         if not script_of(table):
             raise UserError(
@@ -129,7 +127,7 @@ def plan(options, extra: list[str]) -> list[Job]:
         if table not in tables:
             raise UserError(f"{shown(path)} has no table [{table}], only {', '.join(tables)}")
     for word in extra:
-        if re.match("--(seed|runs[-_]dir|config)(=|$)", word):
+        if re.match("--(seed|runs[-_]dir|config|resume|evaluate)(=|$)", word):
             raise UserError(f"after -- stands no {word.split('=')[0]}: that is the campaign's")
     runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
     if runs_dir.exists() and not runs_dir.is_dir():
@@ -145,7 +143,8 @@ def plan(options, extra: list[str]) -> list[Job]:
         flags += ["--eval-frequency", str(period), *extra]
         args = script_args(script, flags)
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
+        first, at_once = options.first_seed, args.get("num_seeds", 1)  # of ppo_seeds, for example
+        for seed in range(first, first + options.seeds, at_once):
             flags[3] = str(seed)
             of_seed = {**args, "seed": seed}
             jobs.append(Job(table, script, list(flags), of_seed, runs_dir / table / env / script))
@@ -169,8 +168,9 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
         if saved.get("seed") != seed or folder.match(f"{name}*-*-*-*"):
             continue  # of ppo_seeds: another one of the agents that it trains at once
         there, here = settings_of(saved), settings_of(job.args)
-        if here["device"] == "auto":  # which args.json has resolved
-            here["device"] = there.get("device")
+        for key, unresolved in (("device", "auto"), ("torch_threads", 0)):
+            if here[key] == unresolved:  # args.json has what it came to
+                here[key] = there.get(key)
         for key in sorted(there.keys() | here.keys()):
             if there.get(key) != here.get(key):
                 raise UserError(
@@ -204,11 +204,10 @@ class LocalRun:
         self.process = python(words, ROOT, self.output)
 
     def lock(self) -> bool:
-        try:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(self.output, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except BlockingIOError:
-            return False
+        return False
 
     def poll(self) -> str | None:
         """None while it runs; then how it ended, or "" when it must be started here."""
@@ -297,12 +296,8 @@ class Node:
         house = tempfile.mkdtemp(prefix="run-")
         # this shell outlives the process, however that ends, and leaves nothing of the run behind
         cleaner = 'exec 3<&0; (read pid; cat; kill -9 -"$pid"; sleep 1; rm -rf "$0") <&3 >&2 &'
-        self.cleaner = subprocess.Popen(
-            ["sh", "-c", cleaner, house],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        shell = ["sh", "-c", cleaner, house]
+        self.cleaner = Popen(shell, stdin=PIPE, stderr=DEVNULL, process_group=0)
         for name, content in files.items():
             path = Path(house, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -330,13 +325,11 @@ class Node:
         paths = [path for path in self.parent.rglob("*") if path.is_file()]
         # curves last: so they have all that they had when the checkpoint was written
         for path in sorted(paths, key=lambda path: path.name.startswith("events.out.")):
-            try:
+            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
                 name, time = str(path.relative_to(self.parent)), path.stat().st_mtime_ns
                 if before.get(name) != time:
                     found[name] = path.read_bytes()
                 self.sent[name] = time
-            except FileNotFoundError:  # renamed meanwhile
-                continue
         return found
 
 
@@ -446,6 +439,9 @@ def train(jobs: list[Job], room, start) -> list[str]:
                     result = json.loads((folder / "result.json").read_text("utf-8"))
                     say(f"finished {run.job}: greedy return {result['eval_return_mean']:.1f}")
                 elif ending:
+                    if ending.startswith("exit status 0"):
+                        ending = f"it wrote no finished run into {shown(run.job.parent)}: does the"
+                        ending += " last line of the script have its own name?"
                     failures.append(f"{run.job}: {ending} ({shown(run.job.log)})")
                     say(f"FAILED   {failures[-1]}")
                 else:

@@ -11,7 +11,6 @@ operations and environment steps would take alone, by what this machine was meas
 time a step took. Rows go to results/speed/speed.csv.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -71,20 +70,6 @@ CELLS, ON_GPU = read_cells(TABLES), TABLES["gpu"]
 SPEEDS, SOLVES = list(TABLES["cells"]), list(TABLES["solve"])
 
 
-@contextlib.contextmanager
-def held_to(cores: int):
-    """So many cores for what is started within: JAX takes a thread for each that it may use."""
-    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:cores])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def output_of(*words, python=sys.executable, folder=ROOT) -> str:
     """What a Python program prints; its complaints go to stderr."""
     command = [str(word) for word in (python, *words)]
@@ -132,7 +117,7 @@ def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
     """Every library in turns, `repeats` times; a row for each."""
     cell = CELLS[name]
     runs = {library: [] for library in ("ours", *cell.peers)}
-    with held_to(cell.threads):
+    with machine.held_to(cell.threads):
         for _ in range(repeats):
             runs["ours"].append(run_ours(cell, folder))
             for library in cell.peers:

@@ -22,6 +22,7 @@ for wrong input, 128 + n when stopped by signal n.
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -69,6 +70,8 @@ def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
 
 
 def in_words(value) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -81,7 +84,7 @@ def flags_of(settings: dict) -> list[str]:
         elif isinstance(value, list):
             flags += [f"--{flag}", *map(str, value)]
         else:
-            flags.append(f"--{flag}={value}")
+            flags.append(f"--{flag}={in_words(value)}")
     return flags
 
 
@@ -118,15 +121,13 @@ class Study:
     """What is searched, and the trials so far, of which the default is the first."""
 
     def __init__(self, options, extra: list[str]):
-        try:
-            content = report.read_toml(options.file)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{options.file}: {error}") from None
-        match [*shlex.split(str(content.get("command", ""))), *extra]:
-            case ["python", path, *flags] if Path(path).stem in run.SCRIPTS:
-                self.script, self.flags = Path(path).stem, ["--torch-threads", "1", *flags]
-            case _:
-                raise UserError(f'{options.file} needs a line command = "python algos/ppo.py"')
+        content = report.read_toml(options.file)
+        words = shlex.split(str(content.get("command", "")))
+        path = run.ROOT / "".join(words[1:2])
+        own = path.parent.resolve() == run.ROOT / "algos" and path.stem in run.SCRIPTS
+        if words[:1] != ["python"] or not own:
+            raise UserError(f'{options.file} needs a line command = "python algos/ppo.py"')
+        self.script, self.flags = path.stem, ["--torch-threads", "1", *words[2:], *extra]
         for flag in self.flags:
             if re.match("--(seed|runs[-_]dir|resume|evaluate)(=|$)", flag):
                 raise UserError(f"the command takes no {flag.split('=')[0]}: that is the study's")
@@ -187,7 +188,9 @@ class Study:
             table = table[:180] + hashlib.sha256(point.encode()).hexdigest()[:20]
         name, runs_dir = str(len(self.trials)) if settings else "default", self.folder / table
         command = [self.script, *self.flags, *flags_of(settings), "--runs-dir", run.shown(runs_dir)]
-        args = {**self.args, **settings}
+        args = {**self.args, **settings}  # of a script that refuses them, so that its runs fail
+        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            args = run.script_args(self.script, [*self.flags, *flags_of(settings)])
         parent = runs_dir / re.sub("[/:]", "-", args["env_id"]) / self.script
         self.trials.append(Trial(name, every, command, args, parent))
         return self.trials[-1]

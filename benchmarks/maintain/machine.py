@@ -1,5 +1,7 @@
-"""What this machine can do at most, for speed.py and more_speeds.py."""
+"""What this machine can do at most, with all of its cores or some: for speed.py, more_speeds.py."""
 
+import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -8,6 +10,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "algos"))
 import ppo
+
+
+@contextlib.contextmanager
+def held_to(cores: int):
+    """So many cores for what is started within: JAX takes a thread for each that it may use."""
+    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def gflops(threads: int) -> float:

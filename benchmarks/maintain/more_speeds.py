@@ -54,7 +54,7 @@ def median_of(runs: list[dict], name: str) -> tuple:
 def measure_solving(name: str, repeats: int, folder: str) -> list[dict]:
     cell, rows = CELLS[name], []
     runs = {library: [] for library in ("ours", *cell.peers)}
-    with speed.held_to(1):
+    with speed.machine.held_to(1):
         for seed in range(1, repeats + 1):
             for library, results in runs.items():
                 results.append(solve(cell, library, seed, folder))
@@ -115,7 +115,7 @@ def measure_seeds(name: str, repeats: int, folder: str) -> list[dict]:
             times = []
             for _ in range(repeats):
                 before, started = os.times(), time.time()
-                with speed.held_to(2):
+                with speed.machine.held_to(2):
                     ways[way](setting)
                 now = os.times()
                 spent = now.children_user + now.children_system

@@ -89,7 +89,7 @@ def profile(name: str, flags: list[str], first: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("first", type=int, help="the step from which on parts are timed")
-    parser.add_argument("script", choices=sorted(path.stem for path in SCRIPTS.glob("*.py")))
+    parser.add_argument("script", choices=("ppo", "a2c", "dqn", "td3"))
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     parts = profile(args.script, args.flags, args.first)

@@ -61,11 +61,11 @@ def is_no_less(table: str, runs: list[dict]) -> bool:
 
 def collect(runs_dir: Path):
     """Writes a cell for each table and environment with finished runs below `runs_dir`."""
-    for (env_id, table), runs in report.read_runs(runs_dir).items():
-        runs = [run for run in runs if is_of_table(table, run)]
+    for (table, _), folders in report.finished_runs(runs_dir).items():
+        runs = [run for run in map(report.read_run, folders) if is_of_table(table, run)]
         if runs:
-            path = report.cell_path(env_id, table, report.RESULTS)
-            runs = runs + report.earlier_seeds(runs, path)
+            path = report.cell_path(runs[0]["env_id"], table, report.RESULTS)
+            runs = runs + (report.earlier_seeds(runs, path) or [])
             if is_no_less(table, runs):
                 report.write_cell(table, runs, report.RESULTS)
 

@@ -6,10 +6,11 @@
     python benchmarks/maintain/same_numbers.py --write FILE         the hashes of this tree alone
     python benchmarks/maintain/same_numbers.py --read FILE          this tree beside those of FILE
 
-Every table of benchmarks/*.toml and the defaults of every script run for a few thousand steps, with
-checkpoints on the way, then a few commands for what no table uses. With --record, tables with equal
-hashes go into results/same-numbers.json with the SHA-256 of both scripts: report.py then lets seeds
-of the one join a cell of the other. Exit status: 0 if every hash is the same, 1 if not.
+The tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
+defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
+commands for what no table uses. With --record, tables with equal hashes go into
+results/same-numbers.json with the SHA-256 of both scripts: report.py then lets seeds of the one
+join a cell of the other. Exit status: 0 if every hash is the same, 1 if not.
 """
 
 import argparse
@@ -116,6 +117,8 @@ def main():
     options = parser.parse_args()
     if options.record and not options.against:
         parser.error("--record needs --against")
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs} must be at least 1")
     wanted = commands(options.names)
     before, scripts = json.loads(options.read.read_bytes()) if options.read else {}, {}
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
@@ -134,7 +137,9 @@ def main():
             verdict = ""
             if name in before:
                 verdict = "same" if value == before[name] else f"other, was {before[name][:16]}"
-            different += verdict.startswith("other")
+            elif options.read:
+                verdict = f"not in {options.read}"
+            different += verdict not in ("", "same")
             both = [*scripts.get(name, []), script]
             is_new = options.record and len(set(both)) == 2
             if verdict == "same" and is_new and name not in MORE:

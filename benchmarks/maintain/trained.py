@@ -7,11 +7,11 @@ Only what plays is copied: args.json, weights.npz and result.json. Rewrites the 
 trained/README.md.
 """
 
+import argparse
 import json
 import re
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -74,4 +74,9 @@ def main(runs: Path, target: Path):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), ROOT / "trained")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, help="a folder of campaigns")
+    folder = parser.parse_args().runs
+    if not folder.is_dir():
+        parser.error(f"{folder} is no folder")
+    main(folder, ROOT / "trained")

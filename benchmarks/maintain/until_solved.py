@@ -6,6 +6,7 @@ The second word is the environment whose 20 greedy episodes, played every 2,000 
 instead; none: those of the training.
 """
 
+import argparse
 import collections
 import dataclasses
 import importlib
@@ -47,4 +48,10 @@ def main(threshold: float, evaluated_on: str, name: str, flags: list[str]):
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("threshold", type=float, help="mean return of 20 episodes")
+    parser.add_argument("evaluated_on", help='environment of greedy episodes, or ""')
+    parser.add_argument("script", help="of algos/, without .py")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script")
+    args = parser.parse_args()
+    main(args.threshold, args.evaluated_on, args.script, args.flags)

@@ -227,6 +227,8 @@ BAD_INPUT = {
     "cartpole --algos ppo -- --seed 1": "no --seed",
     "cartpole --algos ppo -- --runs_dir=x": "no --runs_dir",
     "cartpole --algos ppo -- --config x.toml:ppo": "no --config",
+    "cartpole --algos ppo -- --resume runs/x": "no --resume",
+    "cartpole --algos ppo -- --evaluate=runs/x": "no --evaluate",
     f"cartpole --algos ppo --runs-dir {__file__}": "is no folder",
     f"cartpole --algos ppo --runs-dir {__file__}/runs": "Not a directory",
     "cartpole --seeds 0": "0 must be at least 1",

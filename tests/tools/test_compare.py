@@ -80,7 +80,51 @@ def test_a_place_among_seeds_that_are_all_alike(results):
     report.write_cell("ppo", [a_run(seed, 500.0) for seed in (1, 2, 3)], report.RESULTS)
     cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
     expected = "greedy return 500.0: 3 seeds of [ppo] reached 500.0 to 500.0; 3 equal"
-    assert compare.place("greedy return", 500.0, cell, "greedy") == expected
+    assert compare.place(500.0, cell, "greedy") == expected
+
+
+def a_variants_run(versions: dict, points=()) -> compare.AnyRun:
+    args = {"env_id": "CartPole-v1"}
+    return compare.AnyRun(Path("x"), "ppo_lstm", args, versions, "", {}, list(points), True)
+
+
+def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
+    """Which lie in results/variants/; CleanRL's are named after the algorithm and the task."""
+    cells, points = report.read_cells(report.RESULTS), [(9, 2.2, 1.0)]
+    told = compare.beside_seeds(a_variants_run({"torch": "2"}, points), cells)
+    assert told == ["benchmarks/results/ has no seeds of ppo_lstm on CartPole-v1"]
+    (told,) = compare.beside_seeds(a_variants_run({}, points), cells)
+    assert "3 seeds of [ppo-mine] reached 1.5 to 2.5" in told
+    folder = report.RESULTS / "variants"
+    folder.mkdir()
+    report.write_cell("ppo_lstm", [a_run(1, 3.0) | {"algo": "ppo_lstm"}], folder)
+    write_curves(results / "x", 2.2)
+    saved = {"algo": "ppo_lstm", "args": {"env_id": "CartPole-v1"}, "versions": {"torch": "2"}}
+    (results / "x" / "args.json").write_text(json.dumps(saved))
+    (results / "x" / "result.json").touch()
+    compare.compare([results / "x"], results / "compare.png")
+    out = capsys.readouterr().out
+    assert "1 seed of [ppo_lstm] reached" in out and "[ppo-mine]" not in out
+
+
+def test_what_is_not_finite_has_no_place_among_seeds(results):
+    assert compare.beside_seeds(a_variants_run({}), report.read_cells(report.RESULTS)) == []
+    (runs := [a_run(seed, 3.0) for seed in (1, 2)])[1]["returns"]["last100"] = {100: np.nan}
+    report.write_cell("ppo-mine", runs, report.RESULTS)
+    cells = report.read_cells(report.RESULTS)
+    assert compare.beside_seeds(a_variants_run({}, [(9, 2.2, 1.0)]), cells) == []
+
+
+def test_runs_of_others_are_refused_and_one_that_is_training_is_read(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        for tag in ("charts/episodic_return", "charts/episodic_length"):
+            writer.add_scalar(tag, 10.0, 1_000)
+        writer.add_scalar("charts/episodic_return", 20.0, 2_000)  # its length is not there yet
+    with pytest.raises(report.UserError, match="a run neither of ours nor of CleanRL's"):
+        compare.read_any_run(tmp_path)
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1"}}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    assert compare.read_any_run(tmp_path).points == [(1_000, 10.0, 100.0)]
 
 
 def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeypatch):
@@ -173,6 +217,12 @@ def test_a_tenth_of_the_run_must_be_sick_without_a_break():
     assert text.startswith("from step 2,000 on the explained variance is negative (-0.5)")
     assert not Curves(num_envs=8).sick(explained_variance=[-0.5] * 16)
     assert Curves(num_envs=8).sick(explained_variance=[-0.5] * 17)
+
+
+def test_what_is_not_finite_is_told_at_once():
+    (text,) = Curves().sick(value_loss=[1.0] * 9 + [np.nan] * 2, q_values=[1.0] * 10 + [np.inf])
+    assert text == "from step 10,000 on losses/value_loss is not finite"
+    assert not Curves().sick(explained_variance=[np.nan] + [0.5] * 10), "of equal returns"
 
 
 def test_returns_that_hardly_differ_need_no_explanation():

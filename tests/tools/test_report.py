@@ -1,6 +1,7 @@
 """Tables and verdicts say what was worked out by hand; cells mix no runs that differ."""
 
 import io
+import json
 import math
 import os
 import re
@@ -263,10 +264,10 @@ def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
     report.write_cell("ppo-mine", same, report.RESULTS)
     # nothing is lost on the way from the files and back
     assert (path.read_text(), path.with_suffix(".json").read_text()) == before
-    assert report.earlier_seeds([a_run(9, 0.0, gamma=0.5)], path) == []
+    assert report.earlier_seeds([a_run(9, 0.0, gamma=0.5)], path) is None
     assert report.earlier_seeds([a_run(9, 0.0, eval_frequency=7)], path) == same
-    assert report.earlier_seeds([{**a_run(9, 0.0), "versions": {"torch": "3"}}], path) == []
-    assert report.earlier_seeds([{**a_run(9, 0.0), "script": "07e4"}], path) == []
+    assert report.earlier_seeds([{**a_run(9, 0.0), "versions": {"torch": "3"}}], path) is None
+    assert report.earlier_seeds([{**a_run(9, 0.0), "script": "07e4"}], path) is None
 
     finals = {2: 44.0, 5: 7.0}  # seed 2 once more, seed 5 for the first time
     monkeypatch.setattr(
@@ -300,7 +301,7 @@ def test_seeds_of_scripts_that_train_the_same_share_a_cell(results):
 
     record("cartpole:ppo", "5c41", "3a1f")
     record("cartpole:dqn", "3a1f", "07e4")
-    assert report.earlier_seeds([new], path) == []
+    assert report.earlier_seeds([new], path) is None
     record("cartpole:ppo", "07e4", "3a1f")
     elsewhere = {**new, "command": f"{command} --env-id Acrobot-v1"}
     assert report.same_numbers(new, "5c41") and not report.same_numbers(elsewhere, "5c41")
@@ -310,7 +311,7 @@ def test_seeds_of_scripts_that_train_the_same_share_a_cell(results):
     cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
     assert [run["script"] for run in cell.about["runs"]] == ["5c41", "5c41", "07e4"]
     other = {**new, "args": new["args"] | {"gone": 2}}
-    assert report.earlier_seeds([other], path) == []
+    assert report.earlier_seeds([other], path) is None
 
 
 def test_seeds_join_a_cell_without_training_episodes(results):
@@ -323,11 +324,63 @@ def test_seeds_join_a_cell_without_training_episodes(results):
     assert again["returns"] == run["returns"]
 
 
+def test_a_cell_with_a_seed_that_ended_no_training_episode(results, monkeypatch):
+    runs = [a_run(seed, seed + 2.0) for seed in (1, 2, 3)]
+    runs[1]["returns"]["last100"] = {100: math.nan}
+    report.write_cell("ppo", runs, report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
+    np.testing.assert_equal(cell.values("training"), [1.5, math.nan, 2.5])
+    rows = [published(1.9, 0.5, 3, protocol="training"), published(1.9, 0.5, 3)]
+    monkeypatch.setattr(report, "read_published", lambda: rows)
+    verdicts = report.documents(report.RESULTS)[report.RESULTS / "verdicts.csv"]
+    found = pd.read_csv(io.StringIO(verdicts))[["table", "protocol"]].values.tolist()
+    assert sorted(found) == [["ppo", "greedy"], ["ppo-mine", "greedy"], ["ppo-mine", "training"]]
+
+
+def test_a_bad_cell_does_not_stop_the_others(results, monkeypatch, capsys):
+    """Two of its runs differ. Studies of tune.py are left out: they have the table once more."""
+    gammas = {"ppo-bad/CartPole-v1/ppo/1": 0.9, "ppo-bad/CartPole-v1/ppo/2": 0.5}
+    gammas |= {"ppo-good/CartPole-v1/ppo/1": 0.9, "tune/x/ppo-good/CartPole-v1/ppo/1": 0.9}
+    for name in gammas:
+        folder = results / "runs" / name
+        folder.mkdir(parents=True)
+        for file in ("args.json", "result.json"):
+            (folder / file).touch()
+
+    def read_run(folder):
+        gamma = gammas[str(folder.relative_to(results / "runs"))]
+        return a_run(int(folder.name), 3.0, gamma=gamma)
+
+    monkeypatch.setattr(report, "read_run", read_run)
+    words = ["report.py", str(results / "runs"), "--out", str(results / "out")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as exit:
+        report.main()
+    assert exit.value.code == 2 and "gamma=0.5, runs/1 0.9" in capsys.readouterr().err
+    assert [cell.table for cell in report.read_cells(results / "out")] == ["ppo-good"]
+    assert "| ppo-good |" in (results / "out" / "README.md").read_text()
+
+
+def test_a_cell_of_other_settings_is_replaced_with_a_line(results, monkeypatch, capsys):
+    monkeypatch.setattr(report, "read_run", lambda folder: a_run(1, 3.0, gamma=0.5))
+    line = "replaces 3 seeds of other settings or versions"
+    report.add_runs("ppo-mine", [Path("1")], report.RESULTS)
+    assert line in capsys.readouterr().out
+    report.add_runs("ppo-mine", [Path("1")], report.RESULTS)
+    assert "replaces" not in capsys.readouterr().out
+
+
 def test_a_run_that_lost_a_part_of_its_curves_is_refused(script, tmp_path):
     script("ppo", "--total-timesteps", 2048, "--eval-frequency", 512)
     folder = only_run(tmp_path)
     whole = report.read_run(folder)
     assert sorted(whole["returns"]["greedy"]) == [512, 1024, 1536, 2048]
+    result = (folder / "result.json").read_text()
+    diverged = whole["result"] | {"eval_return_mean": math.nan}
+    (folder / "result.json").write_text(json.dumps(diverged))
+    with pytest.raises(report.UserError, match="its evaluation is not finite"):
+        report.read_run(folder)
+    (folder / "result.json").write_text(result)
     (events,) = folder.glob("events.*")
     content = events.read_bytes()
     flipped = bytearray(content)

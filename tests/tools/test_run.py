@@ -53,7 +53,7 @@ def test_every_job_has_its_own_seed_in_its_command_and_in_its_arguments(tmp_path
 @pytest.mark.parametrize("table", ["ppo", "ppo_seeds"])
 def test_what_is_finished_is_known_again(tmp_path, script, table):
     """Also by an exp_name, which its folder begins with, and among the folders of ppo_seeds."""
-    job, other = planned(tmp_path, f"--seeds 2 --algos {table}")
+    job, other = planned(tmp_path, f"--seeds {2 if table == 'ppo' else 4} --algos {table}")
     assert run.run_folder(job) == (None, False)
     script(table, *job.flags)
     names = sorted(path.name for path in job.parent.iterdir())
@@ -61,6 +61,29 @@ def test_what_is_finished_is_known_again(tmp_path, script, table):
     assert names[0].startswith("mine-1-" if table == "ppo" else "1-")
     assert run.run_folder(job) == (job.parent / names[0], True)
     assert run.run_folder(other) == (None, False)
+
+
+def test_runs_of_many_seeds_share_none(tmp_path):
+    jobs = planned(tmp_path, "--seeds 5 --first-seed 3 --algos ppo_seeds")
+    assert [job.args["seed"] for job in jobs] == [3, 5, 7]  # each trains two
+
+
+def test_what_args_json_has_resolved_is_no_other_setting(tmp_path):
+    (job,) = planned(tmp_path, "--seeds 1 --algos ppo", ["--torch-threads", "0"])
+    folder = job.parent / "mine-1-20260101-000000"
+    folder.mkdir(parents=True)
+    saved = job.args | {"torch_threads": 2, "device": "cpu"}
+    (folder / "args.json").write_text(json.dumps({"args": saved}))
+    (folder / "result.json").touch()
+    assert job.args["torch_threads"] == 0 and run.run_folder(job) == (folder, True)
+
+
+def test_a_table_is_for_the_script_with_the_longest_name(monkeypatch):
+    monkeypatch.setattr(run, "SCRIPTS", ["ppo", "ppo-mine"])
+    tables = ("ppo", "ppo-fast", "ppo-mine", "ppo-mine-fast", "ppo-mines")
+    assert [run.script_of(table) for table in tables] == [
+        "ppo", "ppo", "ppo-mine", "ppo-mine", "ppo"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("side", ["there", "here"])
@@ -114,6 +137,18 @@ def test_as_many_runs_as_there_is_room_for_now(tmp_path):
         planned(tmp_path, "--seeds 4 --algos ppo"), lambda: room.pop(0) if room else 1, Short
     )
     assert len(failures) == 4 and most[0] == 3
+
+
+def test_a_copy_that_calls_itself_by_its_former_name_is_told_so(tmp_path):
+    """Its runs are another script's by their folders, and end well."""
+
+    def start(job):
+        return SimpleNamespace(job=job, poll=lambda: "exit status 0: run hash f00", close=int)
+
+    jobs = planned(tmp_path, "--seeds 1 --algos ppo")
+    (failure,) = run.train(jobs, lambda: 1, start)
+    reason = f"it wrote no finished run into {jobs[0].parent}: does the last line of the script"
+    assert reason in failure and "f00" not in failure
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_the_peers_explore_as_long_as_our_dqn():
 def test_what_is_timed_has_as_many_cores_as_threads():
     before = os.sched_getaffinity(0)
     code = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
-    with speed.held_to(1):
+    with speed.machine.held_to(1):
         assert int(subprocess.run(code, stdout=subprocess.PIPE).stdout) == 1
     assert os.sched_getaffinity(0) == before
 

@@ -44,7 +44,7 @@ class RunArgs(Args):
     runs_dir: str = "runs"
     exp_name: str = ""
 
-make_agent = evaluation_policy = make_envs = None  # every script has them
+make_agent = evaluation_policy = make_envs = Run = None  # every script has them
 
 def parse_args(name, args_class, argv):
     parser = argparse.ArgumentParser()
@@ -100,6 +100,8 @@ hidden_sizes = [[64, 32], [16, 16]]
 double = [true, false]
 max_grad_norm = [0.5, inf]
 loss = ["huber", "mse"]
+learning_rate = ["1e-3"]
+env_kwargs = [{ max_episode_steps = 50 }]
 batch_size = "= buffer_size / 1000"
 """
 
@@ -171,8 +173,9 @@ def test_a_grid_of_two_by_three_gives_six_commands_tied_in_each(house):
 
 def test_values_of_any_type_become_flags():
     settings = {"anneal_lr": False, "norm_obs": True, "hidden_sizes": [64, 32], "log_std": -1.5}
+    settings["env_kwargs"] = {"gravity": -5.0}
     flags = "--no-anneal-lr --norm-obs --hidden-sizes 64 32 --log-std=-1.5".split()
-    assert tune.flags_of(settings) == flags
+    assert tune.flags_of(settings) == [*flags, '--env-kwargs={"gravity": -5.0}']
 
 
 def test_the_best_is_confirmed_beside_the_default_on_fresh_seeds_and_nothing_runs_twice(house):
@@ -297,6 +300,15 @@ def test_a_failed_trial_is_shown_and_does_not_end_the_study(house):
     assert said.count("| seed 1: hill.py: no luck |") == 3
 
 
+def test_a_value_that_the_script_refuses_fails_its_trial_alone(house):
+    text = 'command = "python algos/hill.py"\n[ranges]\nx = ["2.0", 1.0]\nnum_envs = ["two", 2]'
+    (house / "text.toml").write_text(text)
+    tuned(house, "text.toml", "--jobs", 8, "--fresh-seeds", 1)
+    first, *_, last = rows(house, "text")
+    assert first[1:3] == ["2.0", "2"] and last[2] == "two"
+    assert "invalid int value: 'two'" in last[-1]
+
+
 def test_when_nothing_trains_the_exit_status_is_1(house):
     (house / "bad.toml").write_text('command = "python algos/hill.py --x 13"\n[ranges]\nx = [13.0]')
     assert "Nothing is confirmed: seed 1: hill.py: no luck" in tuned(house, "bad.toml", status=1)
@@ -344,6 +356,7 @@ WRONG = {
     "x = [": ("", "Invalid"),
     "[ranges]\nx = [1.0]": ("", "needs a line command"),
     'command = "python algos/none.py"': ("", "needs a line command"),
+    'command = "python mine/hill.py"\n[ranges]\nx = [1.0]': ("", "needs a line command"),
     'command = "python algos/hill.py"': ("", r"needs a table \[ranges\]"),
     'command = "python algos/hill.py --seed 3"\n[ranges]\nx = [1.0]': ("", "takes no --seed"),
     "z = [1]": ("", "no setting z"),
@@ -389,6 +402,8 @@ def test_a_study_knows_what_its_commands_mean(tmp_path):
         expected = tune.run.script_args("dqn", trial.command[1:])
         assert trial.args | {"runs_dir": ""} == expected | {"runs_dir": ""}
         assert Path(expected["runs_dir"]).name == trial.job(1).table
+    assert trial.args["env_kwargs"] == '{"max_episode_steps": 50}'
+    assert trial.args["learning_rate"] == 0.001
 
 
 @pytest.mark.slow

@@ -1,0 +1,58 @@
+"""The maintainers' tools refuse wrong input in a line, and install what they import."""
+
+import json
+import re
+import runpy
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
+import same_numbers
+
+MAINTAIN = ROOT / "benchmarks" / "maintain"
+WRONG = {
+    "profiled.py 5000 ppo_lstm": "invalid choice: 'ppo_lstm'",
+    "trained.py": "the following arguments are required: runs",
+    "trained.py nowhere": "nowhere is no folder",
+    "until_solved.py": "the following arguments are required: threshold",
+    "same_numbers.py --jobs 0": "--jobs 0 must be at least 1",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_input_is_refused_with_a_line(words, tmp_path, monkeypatch, capsys):
+    name, *flags = words.split()
+    monkeypatch.setattr(sys, "argv", [name, *flags])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(MAINTAIN / name), run_name="__main__")
+    assert exit.value.code == 2
+    assert WRONG[words] in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_name_that_the_file_of_hashes_lacks_is_a_difference(lacks, tmp_path, monkeypatch, capsys):
+    names = ("a", "b")
+    (tmp_path / "old.json").write_text(json.dumps(dict.fromkeys(names[: 2 - lacks], "f00")))
+    monkeypatch.setattr(same_numbers, "commands", lambda only: dict.fromkeys(names, "ppo"))
+    monkeypatch.setattr(same_numbers, "trained", lambda tree, command: ("f00", "5c41"))
+    monkeypatch.setattr(sys, "argv", ["same_numbers.py", "--read", str(tmp_path / "old.json")])
+    with pytest.raises(SystemExit) as exit:
+        same_numbers.main()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert exit.value.code == lacks and last.endswith("old.json" if lacks else "same")
+
+
+def test_targets_of_make_install_what_their_tools_import():
+    """pandas and matplotlib come with .venv/installed-dev, also where report.py imports them."""
+    text = (ROOT / "Makefile").read_text()
+    needed = set()
+    for target, needs, recipe in re.findall(r"^([\w-]+):(.*)\n((?:\t.*\n)+)", text, re.MULTILINE):
+        for path in re.findall(r"benchmarks/\S+\.py", recipe):
+            code = (ROOT / path).read_text()
+            if re.search(r"^ *(?:import|from) (pandas|matplotlib|report|speed)\b", code, re.M):
+                assert ".venv/installed-dev" in needs.split(), target
+                needed.add(target)
+    assert needed == {"bug-pictures", "speed", "report"}
