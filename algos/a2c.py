@@ -36,7 +36,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -262,8 +261,8 @@ class RMSpropTF(torch.optim.Optimizer):
     """RMSprop as TensorFlow has it, with which A2C's results on Atari were published.
 
     s <- alpha s + (1 - alpha) g^2, from s = 1;  p <- p - lr g / sqrt(s + eps).
-    torch's own starts from s = 0, so that its first steps are ten times as long (alpha 0.99), and
-    divides by sqrt(s) + eps, so that it takes whole steps for far smaller gradients.
+    torch's own starts from s = 0, so that its first step is ten learning rates long (alpha 0.99),
+    and divides by sqrt(s) + eps, so that it takes whole steps for far smaller gradients.
     """
 
     def __init__(self, parameters, lr, alpha, eps):
@@ -790,13 +789,7 @@ class Run:
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
         settings = asdict(self.args)
         plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
-        summary = hparams({"algo": self.name, **plain}, {})[1]
-        metadata = summary.value[0].metadata.plugin_data
-        data = HParamsPluginData.FromString(metadata.content)
-        # the trial's name, of which TensorBoard shows the beginning: first what differs
-        data.session_start_info.group_name = " ".join(reversed(self.folder.parts[-3:]))
-        metadata.content = data.SerializeToString()
-        self.writer.file_writer.add_summary(summary)
+        self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
         files = {sys.modules[c.__module__].__file__ for c in type(self.args).__mro__[:-1]}
         code = b"".join(Path(file).read_bytes() for file in sorted(files))
         versions = {module.__name__: module.__version__ for module in (torch, np, gym)}

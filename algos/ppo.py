@@ -34,7 +34,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -55,7 +54,7 @@ class Args:
     num_minibatches: int = 1  # Minibatches in one epoch.
     update_epochs: int = 10  # Passes over each rollout.
     norm_adv: bool = True  # Normalises advantages in each minibatch to mean 0 and deviation 1.
-    clip_coef: float = 0.2  # How far the probability ratio may move from 1, then no gradient.
+    clip_coef: float = 0.2  # Largest change of the probability ratio that has a gradient.
     anneal_clip: bool = True  # Lowers clip_coef linearly to 0, along with the learning rate.
     clip_vloss: bool = False  # Clips the change of the value, too, by clip_coef [units of return].
     ent_coef: float = 0.0  # Weight of the entropy bonus.
@@ -818,13 +817,7 @@ class Run:
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
         settings = asdict(self.args)
         plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
-        summary = hparams({"algo": self.name, **plain}, {})[1]
-        metadata = summary.value[0].metadata.plugin_data
-        data = HParamsPluginData.FromString(metadata.content)
-        # the trial's name, of which TensorBoard shows the beginning: first what differs
-        data.session_start_info.group_name = " ".join(reversed(self.folder.parts[-3:]))
-        metadata.content = data.SerializeToString()
-        self.writer.file_writer.add_summary(summary)
+        self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
         files = {sys.modules[c.__module__].__file__ for c in type(self.args).__mro__[:-1]}
         code = b"".join(Path(file).read_bytes() for file in sorted(files))
         versions = {module.__name__: module.__version__ for module in (torch, np, gym)}

@@ -1,5 +1,5 @@
-"""Soft Actor-Critic (SAC): TD3 with a random policy that is paid for its entropy, so that it learns
-how much to explore. With quantiles of the return it is Truncated Quantile Critics (TQC).
+"""Soft Actor-Critic (SAC): TD3 with a stochastic policy that is paid for its entropy, so that it
+learns how much to explore. With quantiles of the return it is Truncated Quantile Critics (TQC).
 
 Papers    SAC arXiv 1801.01290, its learned temperature arXiv 1812.05905; TQC arXiv 2005.04269.
 Run       python algos/td3_sac.py --config variants                       Pendulum-v1
@@ -9,7 +9,7 @@ It imports td3.py, which must lie beside it, and holds only what differs:
 - the policy is a Gaussian, squashed by tanh; what it draws takes the place of noise on its actions;
 - targets and the actor's loss count -alpha log pi(a|s), and the temperature alpha is learned so
   that the policy's mean entropy reaches a target;
-- actor, critics and target critics learn at every step, and no target takes the target's actor;
+- actor and critics learn at every step, and targets draw actions from the current actor;
 - TQC: each critic gives quantiles, and of those of both target critics the largest are left out.
 """
 
