@@ -8,6 +8,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side: threads would wai
 os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
 sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
+# a shell's background job ignores Ctrl-C, and so would the runs that tests stop by it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from load import parts_of  # noqa: E402, of algos/
 
 NUMBERS = itertools.count()  # so that runs that begin in the same second have folders of their own
