@@ -26,7 +26,7 @@ class Args(ppo.RunArgs):
     env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
 
 
-def embedding_size(args, num_actions: int, make_env=ppo.make_env) -> int:
+def embedding_size(args, num_actions: int, make_env) -> int:
     """k of avail_actions, 0 without them. Ends the script where observations are not as above."""
     with make_env(args.env_id, **json.loads(args.env_kwargs)) as env:
         space = env.observation_space
@@ -64,7 +64,7 @@ class Agent(ppo.Agent):
     """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        self.n, self.k = num_outputs, embedding_size(args, num_outputs)
+        self.n, self.k = num_outputs, embedding_size(args, num_outputs, ppo.make_env)
         rest = input_shape[0] - self.n - self.n * self.k
         super().make_networks(args, (rest,), self.k or self.n)
 

@@ -154,7 +154,7 @@ def test_an_observation_is_a_mask_and_embeddings_and_the_rest(convert):
 
 def test_the_parts_are_where_make_env_puts_them():
     for env_id, k in (("Masked-v0", 0), ("Embedded-v0", K), ("OneHotRest-v0", 0)):
-        assert ppo_mask.embedding_size(ppo_mask.Args(env_id), N) == k
+        assert ppo_mask.embedding_size(ppo_mask.Args(env_id), N, ppo.make_env) == k
         space = gym.make(env_id).observation_space
         obs = space.sample()
         flat = gym.spaces.flatten(space, obs)[None]
@@ -187,12 +187,18 @@ def test_wrappers_in_make_env_count(module, monkeypatch):
     parent, make = ppo if module is ppo_mask else dqn, gym.make
     monkeypatch.setattr(gym, "make", lambda env_id, **x: wrappers[env_id](make(env_id, **x)))
     assert parent.make_env("CartPole-v1").observation_space.shape == (2 + 4,)
+    asked, make_env = (
+        [],
+        parent.make_env,
+    )  # of the parent's own make_env, which somebody may have edited
+    monkeypatch.setattr(parent, "make_env", lambda *x: asked.append(x) or make_env(*x))
     for env_id in wrappers:
         agent, size = new_run(module, env_id=env_id).agent, None
         for layer in agent.modules():
             size = size or getattr(layer, "in_features", None)
         seen = 4 if env_id == "CartPole-v1" else M
         assert (agent.k, size) == (0, seen)
+    assert asked == [(env_id,) for env_id in wrappers]
 
 
 @pytest.mark.parametrize("name", ["ppo_mask", "dqn_mask"])
