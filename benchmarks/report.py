@@ -190,8 +190,8 @@ def differences(run: dict, first: dict) -> list[tuple]:
     A flag that only one of their scripts has: same_numbers says whether it matters.
     """
     found, expected = (settings_of(x["args"]) | x["versions"] for x in (run, first))
-    # the seed differs, and evaluations change no training
-    names = (found.keys() & expected.keys()) - {"seed", "eval_frequency"}
+    # the seed differs, in ppo_seeds how many lie beside it; evaluations change no training
+    names = (found.keys() & expected.keys()) - {"seed", "num_seeds", "eval_frequency"}
     pairs = [(k, found[k], expected[k]) for k in sorted(names)]
     if not same_numbers(run, first["script"]):
         pairs.append(("script", run["script"], first["script"]))

@@ -3,14 +3,18 @@
 import contextlib
 import json
 import shutil
+import sys
 
 import numpy as np
 import ppo
 import ppo_seeds
 import pytest
 import torch
-from conftest import new_run, scalars, train
+from conftest import ROOT, new_run, scalars, train
 from torch import nn
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import report  # noqa: E402
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
@@ -185,6 +189,8 @@ def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(command, tmp_path
     for path in others:  # a run of its own, which can be resumed by itself
         saved = json.loads((path / "args.json").read_text())["args"]
         assert (saved["num_seeds"], saved["vary"]) == (1, None)
+    first, *rest = map(report.read_run, (folder, *others))
+    assert not any(report.differences(run, first) for run in rest)  # but one cell of results
 
     stops = [("end_iteration", 1, 600), ("save", 2, 512), ("save", 3, 512)]  # between saves
     stops += [("start", 2, 0), ("finish", 3, 0)]  # before a seed's first checkpoint; in the report
