@@ -14,7 +14,7 @@ from conftest import ROOT, new_run, scalars, train
 from torch import nn
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import report  # noqa: E402
+import report
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
