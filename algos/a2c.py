@@ -394,8 +394,9 @@ def make_agent(args, obs_space, action_space, agent_class=Agent):
     real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
     if not real and not isinstance(action_space, gym.spaces.Discrete):
         fail(f"actions must be Discrete or a Box of real numbers, not {action_space}")
-    if args.bf16 and len(obs_space.shape) != 3:
-        fail(f"bf16 is for images, not for {obs_space}")
+    images = len(obs_space.shape) == 3
+    if (args.bf16 and not images) or (args.norm_obs and images):
+        fail(f"bf16 is for images, norm_obs for vectors, not for {obs_space}")
     return agent_class(args, obs_space, action_space)
 
 
@@ -705,6 +706,9 @@ class Run:
         self.envs = make_envs(args, num_envs, training=not args.evaluate)
         self.obs_space = self.envs.single_observation_space
         action_space = self.envs.single_action_space
+        kind = len(self.obs_space.shape), self.obs_space.dtype
+        if kind not in ((1, np.float32), (3, np.uint8)):  # of environments by another make_envs
+            fail(f"observations must be float32 vectors or uint8 images, not {self.obs_space}")
         images = len(self.obs_space.shape) == 3
         if args.device == "auto":
             args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
@@ -762,6 +766,8 @@ class Run:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args, self.parts, self.started = self.args, parts, time.perf_counter()
         if args.resume:
+            numpy_scalar = [np._core.multiarray.scalar, np.dtype, np.dtypes.Float64DType]
+            torch.serialization.add_safe_globals(numpy_scalar)  # schedules by NumPy leave one
             saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(saved["parts"][name])
@@ -776,6 +782,7 @@ class Run:
             self.save()
             torch.load(self.folder / "checkpoint.pt", weights_only=True)  # now, not hours later
             self.describe()  # args.json comes last: a folder that has it can be resumed
+            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # this, too
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
@@ -790,7 +797,8 @@ class Run:
         settings = asdict(self.args)
         plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
         self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
-        files = {sys.modules[c.__module__].__file__ for c in type(self.args).__mro__[:-1]}
+        classes = type(self.args).__mro__[:-1]  # one of a notebook has no file
+        files = {getattr(sys.modules[c.__module__], "__file__", __file__) for c in classes}
         code = b"".join(Path(file).read_bytes() for file in sorted(files))
         versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
         about = {"algo": self.name, "args": settings, "command": shlex.join(["python", *sys.argv])}
@@ -835,8 +843,7 @@ class Run:
         finite; others may be NaN, as a success rate without an episode, and are left out.
         """
         for name, value in scalars.items():
-            is_loss = isinstance(value, torch.Tensor) or name.startswith("losses/")
-            if is_loss or math.isfinite(value):
+            if name.startswith("losses/") or math.isfinite(value):
                 total, count = self.scalars.get(name, (0.0, 0))
                 self.scalars[name] = total + value, count + 1
 
@@ -844,7 +851,7 @@ class Run:
         """Logs, evaluates and saves what is due. Returns the step."""
         step, args = self.step_count, self.args
         self.log(scalars)
-        saves, ends = step % self.checkpoint_steps == 0, step >= args.total_timesteps
+        saves, ends = self.due(self.checkpoint_steps), step >= args.total_timesteps
         if saves or ends or self.due(args.log_frequency):
             means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
             means["charts/SPS"] = step / (time.perf_counter() - self.started)

@@ -34,7 +34,8 @@ class Args(dqn.RunArgs):
 
 
 def train(args: Args, run: dqn.Run):
-    buffer = ReplayBuffer(args, run.obs_space, 4 if args.env_id.startswith("ALE/") else 1)
+    stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1
+    buffer = ReplayBuffer(args, run.obs_space, stack)
     dqn.train(args, run, buffer, partial(weighted_losses, buffer))
 
 

@@ -112,7 +112,8 @@ class Agent(ppo.Agent):
 
     def evaluate_actions(self, batch):  # (envs, steps, ...) -> log pi(a), entropy, V, (envs, steps)
         obs, ended, actions = (batch[name].transpose(0, 1) for name in ("obs", "ended", "actions"))
-        outputs = self.unroll(self.features(obs), batch["state"], ended).flatten(0, 1)
+        features = self.features(obs.flatten(0, 1)).unflatten(0, ended.shape)
+        outputs = self.unroll(features, batch["state"], ended).flatten(0, 1)
         scores = self.log_prob_and_entropy(self.policy(outputs), actions.flatten(0, 1))
         return [x.reshape(ended.shape).T for x in (*scores, self.value(outputs))]
 

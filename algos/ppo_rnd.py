@@ -84,7 +84,8 @@ def add_bonuses(batch, agent, curiosity, buffer, obs_after, args, running):
     bonuses, running = scaled_bonuses(curiosity, errors, ended, args, running)
     # to the critic of bonuses life is one episode: after an end follows the next one's beginning
     obs = torch.as_tensor(np.concatenate([obs, obs_after[None]]), device=agent.device)
-    values = curiosity.value(agent.features(obs)).cpu().numpy()
+    values = curiosity.value(agent.features(obs.flatten(0, 1))).cpu().numpy()
+    values = values.reshape(-1, len(obs_after))
     never = np.zeros_like(ended)
     coefs = args.gamma_int, args.gae_lambda
     advantages = ppo.gae(bonuses, values[:-1], values[1:], never, never, *coefs)

@@ -286,6 +286,18 @@ def test_each_group_of_an_optimizer_keeps_its_own_rate(script, edited):
     assert rates[0] == pytest.approx(run.args.learning_rate * shares[script])
 
 
+@pytest.mark.parametrize("script", ["ppo", "a2c", "dqn"])
+def test_a_rate_by_numpy_can_be_resumed(script, edited):
+    scale = "rate * remaining", "rate * 0.5 * (1 - np.cos(np.pi * remaining))"
+    module = edited(script, scale)
+    whole = trained(module)
+    run = stopped(begun(module, checkpoint_frequency=200), module.train, after=300)
+    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
+    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    resumed.module = module
+    assert finished(resumed).step_count == whole.step_count
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_frozen_layer_keeps_its_weights_and_the_others_learn(script, edited):
     layer = {"dqn": "self.trunk", "td3": "self.actor"}.get(script, "self.actor")
@@ -622,6 +634,17 @@ def test_two_updates_a_step(edited):
     assert steps(run, "actor_optimizer") == {2 * (updates // 2)}
     assert steps(plain, "actor_optimizer") == {updates // 2}
     assert run.hash() != plain.hash()
+
+
+def test_a_loop_of_another_length_is_saved_as_often(edited):
+    """Each action taken three times: the checkpoint that is due within a rollout is at its end."""
+    step = "    next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))\n"
+    module = edited("ppo", (step, "    run.step(agent.to_env(actions))\n" * 2 + step))
+    run = begun(module, total_timesteps=3072, checkpoint_frequency=1024)
+    run = stopped(run, module.train, after=1500)  # rollouts of 768 steps
+    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
+    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    assert resumed.start(agent=resumed.agent, optimizer=run.parts["optimizer"]) == 1536
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

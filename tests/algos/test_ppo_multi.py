@@ -364,7 +364,7 @@ def test_what_other_agents_do_leaves_a_policy_alone(monkeypatch):
 
 # ---- as ppo
 
-NORMALISED = dict(norm_obs=True, norm_reward=True, num_minibatches=3, ent_coef=0.01)
+NORMALISED = dict(norm_obs=True, norm_reward=True, num_minibatches=5, ent_coef=0.01)
 
 
 def same_arrays(policy, agent):
@@ -398,7 +398,7 @@ def test_agents_that_share_a_policy_are_so_many_environments(settings):
 
 # ---- death
 
-DYING = dict(num_envs=8, num_steps=64, total_timesteps=8 * 192, num_policies=2, num_minibatches=3)
+DYING = dict(num_envs=8, num_steps=64, total_timesteps=8 * 192, num_policies=2, num_minibatches=4)
 DYING |= dict(norm_obs=True, norm_reward=True, checkpoint_frequency=1024)
 
 

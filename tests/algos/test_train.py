@@ -10,6 +10,8 @@ import time
 
 import a2c
 import dqn
+import dqn_prioritised
+import dqn_quantile
 import gymnasium as gym
 import numpy as np
 import ppo
@@ -302,10 +304,14 @@ def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
     assert told == {(7, 3, 0.7)}
 
 
-@pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 4)])
-def test_frames_of_atari_are_kept_once(monkeypatch, env_id, stack):
+@pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 4), ("ALE/Pong-v5", 2)])
+@pytest.mark.parametrize("module", [dqn, dqn_prioritised, dqn_quantile], ids=lambda x: x.__name__)
+def test_frames_of_atari_are_kept_once(monkeypatch, module, env_id, stack):
     buffers = calls(monkeypatch, dqn.ReplayBuffer, "__init__")
-    trained(dqn, env_id=env_id, total_timesteps=10, torch_threads=1)
+    own = SMALL[dqn] | {"env_id": env_id, "total_timesteps": 10, "torch_threads": 1}
+    own |= {"priority_exponent": 0.6} if module is dqn_quantile else {}
+    own |= {"env_kwargs": f'{{"stack_num": {stack}}}'} if stack == 2 else {}
+    train(module, num_envs=2, **own)
     assert buffers[0]["stack"] == stack
 
 

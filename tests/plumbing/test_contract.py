@@ -20,6 +20,7 @@ import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, Result, curves, new_run, only_run, stopped, train
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -290,6 +291,8 @@ def test_flags_that_cannot_apply_are_refused(refused):
     for flags in (f"{other} --episodic-life", f"{other} --sticky-actions 0.25"):
         assert flags.split()[2].strip("-").replace("-", "_") in refused("ppo", flags)
     assert "async_envs" in refused("ppo", f"{ale} --async-envs")
+    for name in ("ppo", "a2c"):
+        assert "norm_obs for vectors" in refused(name, f"{ale} --norm-obs --torch-threads 1")
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
@@ -427,6 +430,26 @@ def test_a_natively_batched_environment_trains_and_resumes(name, monkeypatch, ca
     module.main(name, module.RunArgs, *parts, make_envs)
     result = Result(0, capsys.readouterr().out, "")
     assert result.hash == whole.hash() and "return " in result.line("evaluation")
+
+
+@pytest.mark.parametrize("shape, dtype", [((5, 3), "f4"), ((3, 40, 40), "f4"), ((2,), "f8")])
+def test_observations_of_other_kinds_are_refused(name, shape, dtype, capsys):
+    module = importlib.import_module(name)
+
+    def make_envs(args, num_envs, training=True, **keywords):
+        envs = environments.Batch(num_envs, environments.THREE)
+        envs.single_observation_space = Box(-np.inf, np.inf, shape, dtype)
+        return envs
+
+    with pytest.raises(SystemExit, match="2"):
+        module.Run(name, module.RunArgs(), module.make_agent, module.evaluation_policy, make_envs)
+    assert "float32 vectors or uint8 images" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_games_in_colour_are_refused(refused, name):
+    words = "--env-id ALE/Pong-v5 --torch-threads 1 --num-envs 1 --env-kwargs".split()
+    assert "uint8 images" in refused(name, " ".join(words), '{"grayscale": false}')
 
 
 # Tiny trainings of every shape.

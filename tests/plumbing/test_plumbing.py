@@ -143,9 +143,9 @@ def test_points_of_the_curves_are_means_since_the_last_one():
 def test_what_is_not_known_is_left_out_of_the_means():
     """As a success rate in an iteration without an episode; the loss must be known always."""
     run = logging_run()
-    for success in (np.nan, 0.25, np.float32(np.nan), 0.75, torch.tensor(torch.nan), np.nan):
+    for success in (np.nan, 0.25, np.float32(np.nan), 0.75, torch.tensor(torch.nan), 0.5):
         end_iteration(run, {"charts/success": success, "losses/a": 3.0})
-    assert curve(run, "charts/success") == {20: 0.25, 40: 0.75}
+    assert curve(run, "charts/success") == {20: 0.25, 40: 0.75, 60: 0.5}
     assert curve(run, "losses/a") == {20: 3.0, 40: 3.0, 60: 3.0}
 
 

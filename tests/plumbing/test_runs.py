@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import types
 import weakref
 from pathlib import Path
 
@@ -161,6 +162,31 @@ def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
     run.start(agent=run.agent)
     args = ppo.parse_args("ppo", Args, ["--resume", str(run.folder)])
     assert args.share is None and args.file == Path("b")
+
+
+def test_an_argument_that_cannot_come_back_ends_the_run_before_it_begins(capsys):
+    @dataclasses.dataclass
+    class Args(ppo.RunArgs):
+        weights: dict[str, float] = dataclasses.field(default_factory=lambda: {"speed": 1.0})
+
+    run = ppo.Run("ppo", Args(), ppo.make_agent, ppo.evaluation_policy)
+    with pytest.raises(SystemExit, match="2"):
+        run.start(agent=run.agent)
+    assert run.step_count == 0 and "--weights" in capsys.readouterr().err
+
+
+def test_a_notebook_may_extend_the_arguments(monkeypatch):
+    """Its classes are in a module without a file."""
+
+    @dataclasses.dataclass
+    class Args(ppo.RunArgs):
+        share: float = 0.5
+
+    Args.__module__ = "notebook"
+    monkeypatch.setitem(sys.modules, "notebook", types.ModuleType("notebook"))
+    run = ppo.Run("ppo", Args(), ppo.make_agent, ppo.evaluation_policy)
+    run.start(agent=run.agent)
+    assert json.loads((run.folder / "args.json").read_text())["args"]["share"] == 0.5
 
 
 def test_a_script_without_a_docstring_has_help_too(monkeypatch, capsys):
