@@ -124,7 +124,7 @@ def test_what_the_buffer_holds_is_what_single_environments_do(monkeypatch, scrip
     rows = calls(monkeypatch, buffer_of(script), "add")
     settings = SMALL[script] | dict(env_id=env_id, num_envs=3, total_timesteps=120, seed=5)
     if script is dqn:
-        settings["train_frequency"] = 15
+        settings |= {"train_frequency": 15, "buffer_size": 3000}
     agent = train(script, **settings).agent
     assert len(rows) == 40
     to_env = (lambda actions: actions) if script is dqn else agent.to_env
