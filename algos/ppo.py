@@ -737,6 +737,9 @@ class Run:
         kind = len(self.obs_space.shape), self.obs_space.dtype
         if kind not in ((1, np.float32), (3, np.uint8)):  # of environments by another make_envs
             fail(f"observations must be float32 vectors or uint8 images, not {self.obs_space}")
+        mode = getattr(self.envs, "metadata", {}).get("autoreset_mode")
+        if mode not in (None, gym.vector.AutoresetMode.SAME_STEP):
+            fail(f"environments must have gym.vector.AutoresetMode.SAME_STEP, not {mode}")
         images = len(self.obs_space.shape) == 3
         if args.device == "auto":
             args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
@@ -808,9 +811,9 @@ class Run:
         self.writer = SummaryWriter(self.folder, purge_step=purge_step)
         if not args.resume:
             self.save()
-            torch.load(self.folder / "checkpoint.pt", weights_only=True)  # now, not hours later
+            torch.load(self.folder / "checkpoint.pt", weights_only=True)  # fails now, not later
             self.describe()  # args.json comes last: a folder that has it can be resumed
-            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # this, too
+            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # as does this
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import environments
+import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
@@ -444,6 +445,19 @@ def test_observations_of_other_kinds_are_refused(name, shape, dtype, capsys):
     with pytest.raises(SystemExit, match="2"):
         module.Run(name, module.RunArgs(), module.make_agent, module.evaluation_policy, make_envs)
     assert "float32 vectors or uint8 images" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_environments_that_reset_a_step_later_are_refused(name, capsys):
+    """As gymnasium's own do unless they are told; by hand the first end of an episode is missed."""
+    module = importlib.import_module(name)
+
+    def make_envs(args, num_envs, training=True, **keywords):
+        return gym.make_vec("CartPole-v1", num_envs, **keywords)
+
+    with pytest.raises(SystemExit, match="2"):
+        module.Run(name, module.RunArgs(), module.make_agent, module.evaluation_policy, make_envs)
+    assert "SAME_STEP, not AutoresetMode.NEXT_STEP" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

@@ -85,7 +85,7 @@ def test_the_plumbing_knows_no_algorithm(name):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_stays_small(name):
     upper, plumbing = floors(name)
-    assert len(upper.splitlines()) <= LINES[name] and len(plumbing.splitlines()) <= 534
+    assert len(upper.splitlines()) <= LINES[name] and len(plumbing.splitlines()) <= 537
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
