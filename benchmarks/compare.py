@@ -132,16 +132,16 @@ def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
         return [f"benchmarks/results/ has no seeds of {run.algo} on {run.env_id}"]
     if not run.finished:
         return ["not finished, so not compared with the seeds in benchmarks/results/"]
-    lines, greedy = [], run.scalars.get("eval/episodic_return") or [(0, math.nan)]
+    greedy = run.scalars.get("eval/episodic_return") or [(0, math.nan)]
     ends = {"training": report.last_episodes(run.points), "greedy": greedy[-1][1]}
+    lines, others = [], []
     for cell in here:
         if settings := other_settings(run, cell):
-            lines.append(f"not compared with [{cell.table}], which has other settings: {settings}")
+            others.append(f"not compared with [{cell.table}], which has other settings: {settings}")
             continue
-        for protocol, value in ends.items():
-            if np.isfinite([value, *cell.values(protocol)]).all():
-                lines.append(place(value, cell, protocol))
-    return lines
+        known = {k: v for k, v in ends.items() if np.isfinite([v, *cell.values(k)]).all()}
+        lines += [place(value, cell, protocol) for protocol, value in known.items()]
+    return lines or others
 
 
 # The health of curves -----------------------------------------------------------------------------
