@@ -137,11 +137,11 @@ LONGER = {  # `make test-slow`
         "--buffer-size 300 --batch-size 16 --hidden-sizes 16 16",
     ],
 }
-SLOW = [(name, flags) for name in SCRIPTS for flags in LONGER[name]]
-CASES = [
-    *((name, None, part) for name in SCRIPTS for part in range(PARTS)),
-    *(pytest.param(*pair, 0, marks=pytest.mark.slow) for pair in SLOW),
-]
+SLOW = [(name, flags, 0) for name in SCRIPTS for flags in LONGER[name]]
+CASES = [(name, None, part) for name in SCRIPTS for part in range(PARTS)]
+if not SEED:  # that each script resumes is also in test_runs.py, where nothing is killed
+    SLOW, CASES = [*SLOW, ("a2c", None, 0), ("td3", None, 0)], [("ppo", None, 0), ("dqn", None, 0)]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
 
 def what_remains(folder: Path):

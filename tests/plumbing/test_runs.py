@@ -116,14 +116,12 @@ def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
     assert len({train(module, **settings, seed=seed).hash() for seed in (1, 2, 3)}) == 3
 
 
-def test_an_evaluation_leaves_the_generators_that_all_share(name):
+def test_an_evaluation_leaves_the_generators_that_all_share():
     """In an environment whose rewards come from those of Python and NumPy."""
-    module = importlib.import_module(name)
-    env = "GlobalBox" if name == "td3" else "Global"
-    settings = TINY[name] | dict(env_id=f"environments:{env}-v0", eval_episodes=3)
-    hashes = {train(module, **settings, eval_frequency=n).hash() for n in (0, 64, 100)}
+    settings = TINY["ppo"] | dict(env_id="environments:Global-v0", eval_episodes=3)
+    hashes = {train(ppo, **settings, eval_frequency=n).hash() for n in (0, 64, 100)}
     assert len(hashes) == 1
-    assert train(module, **settings, seed=2).hash() not in hashes
+    assert train(ppo, **settings, seed=2).hash() not in hashes
 
 
 def test_an_evaluation_leaves_the_generator_of_torch_and_does_not_depend_on_it(monkeypatch):
@@ -425,19 +423,18 @@ def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     assert all(x.isfinite().all() for key, x in agent.items() if "action_" not in key)
 
 
-def test_initial_weights_travel_by_name(refused, name):
-    module = importlib.import_module(name)
-    init = new_run(module, **TINY[name]).arrays()
+def test_initial_weights_travel_by_name(refused):
+    init = new_run(ppo, **TINY["ppo"]).arrays()
     np.savez("shuffled.npz", **{key: init[key] for key in reversed(init)})
     first_weight = next(key for key in init if key.endswith("weight"))
     renamed = {("other" if key == first_weight else key): init[key] for key in init}
     np.savez("renamed.npz", **renamed)
     np.savez("reshaped.npz", **{key: init[key][..., None] for key in init})
-    plain = train(module, **TINY[name])
-    assert train(module, **TINY[name], init_weights="shuffled.npz").hash() == plain.hash()
-    env = f"--env-id {plain.args.env_id} --init-weights"
+    plain = train(ppo, **TINY["ppo"])
+    assert train(ppo, **TINY["ppo"], init_weights="shuffled.npz").hash() == plain.hash()
+    flags = f"--env-id {plain.args.env_id} --norm-obs --init-weights"
     for file, message in (("renamed.npz", first_weight), ("reshaped.npz", "shape")):
-        error = refused(name, env, file)
+        error = refused("ppo", flags, file)
         assert f"{file}: " in error and message in error
 
 
