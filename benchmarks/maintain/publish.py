@@ -125,6 +125,7 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")
     options = parser.parse_args()
     with report.errors_in_a_line():
+        report.RESULTS.mkdir(parents=True, exist_ok=True)
         if not options.from_csv:
             collect(options.runs_dir)
         report.write(documents())

@@ -596,9 +596,17 @@ def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_pa
     assert hash_of(resumed.stdout) == expected
 
 
+@pytest.fixture
+def ray(monkeypatch):
+    """Ray, whose actors find the script by PYTHONPATH: it is no script that runs here."""
+    found = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'algos'}:{ROOT / 'tests'}")
+    yield found
+    found.shutdown()
+
+
 @pytest.mark.slow
-def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
-    ray = pytest.importorskip("ray")
+def test_on_ray_an_actor_that_dies_is_replaced(ray, monkeypatch):
     came, fragments = [], dqn_apex.fragments
 
     def kill_one(actors, *rest):
@@ -610,10 +618,7 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
 
     monkeypatch.setattr(dqn_apex, "fragments", kill_one)
     settings = dict(env_id="tasks:WaitingCartPole-v0", num_actors=2, total_timesteps=6000)
-    try:
-        run = train(dqn_apex, **settings, gradient_steps=1)
-    finally:
-        ray.shutdown()
+    run = train(dqn_apex, **settings, gradient_steps=1)
     assert run.step_count == 6000
     of_one = [(obs, ends_with, seconds) for actor, obs, ends_with, seconds in came if actor == 1]
     begins = [  # where an actor's fragment does not go on where its last one ended
@@ -626,10 +631,6 @@ def test_on_ray_an_actor_that_dies_is_replaced(monkeypatch):
 
 
 @pytest.mark.slow
-def test_on_ray_it_learns():
-    ray = pytest.importorskip("ray")
-    try:
-        run = train(dqn_apex, num_actors=2)
-    finally:
-        ray.shutdown()
+def test_on_ray_it_learns(ray):
+    run = train(dqn_apex, num_actors=2)
     assert run.evaluate().mean() > 400
