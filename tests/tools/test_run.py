@@ -302,7 +302,7 @@ def ray_cluster(monkeypatch, tmp_path):
     found.shutdown()
 
 
-@pytest.mark.slow  # a tenth of the time that all others take
+@pytest.mark.slow  # a sixth of the time of all tests
 def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
     """A campaign, one of its runs a variant's, and Ape-X: the same hashes as without a cluster."""
     folder = tmp_path / "house"
