@@ -242,6 +242,27 @@ def test_a_run_with_dropout_resumes(script, edited):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_a_compiled_network(script, edited):
+    """As the page says it: the target network does not call the online one's."""
+    graphs = []
+    torch._dynamo.reset()  # or the limit of recompilations counts those of other tests
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    module = edited(script, change_network(script, "NET = torch.compile(NET, backend=backend)"))
+    module.backend = backend
+    run, plain = trained(module), trained(edited(script))
+    assert graphs
+    compiled = {name.replace("_orig_mod.", ""): array for name, array in run.arrays().items()}
+    assert compiled.keys() == plain.arrays().keys() != run.arrays().keys()
+    for name, array in plain.arrays().items():
+        np.testing.assert_allclose(compiled[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert_evaluations_repeat(run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_batch_norm(script, edited):
     code = "NET.insert(1, nn.BatchNorm1d(NET[0].out_features))"
     run = begun(edited(script, change_network(script, code)))
@@ -284,6 +305,27 @@ def test_each_group_of_an_optimizer_keeps_its_own_rate(script, edited):
     assert rates[0] == pytest.approx(10 * rates[1])
     shares = {"ppo": 0.5, "a2c": 0.1, "dqn": 0.02, "td3": 1.0}  # left before the last update
     assert rates[0] == pytest.approx(run.args.learning_rate * shares[script])
+
+
+def test_a_scheduler_of_torch_resumes(edited):
+    cosine = "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)"
+    start, end = "    step = run.start(", "        step = run.end_iteration(scalars)\n"
+    module = edited(
+        "ppo",
+        (start, f"    {cosine}\n{start}scheduler=scheduler, "),
+        (end, f"        scheduler.step()\n{end}"),
+    )
+    settings = {"checkpoint_frequency": 256, "anneal_lr": False, "num_steps": 16}
+    whole = trained(module, **settings)
+    rates = [group["lr"] for group in whole.parts["optimizer"].param_groups]
+    updates = whole.step_count // whole.args.iteration_steps
+    expected = whole.args.learning_rate * (1 + math.cos(math.pi * updates / 6)) / 2
+    assert rates == [pytest.approx(expected)] and updates == 4
+    run = stopped(begun(module, **settings), module.train, after=200)
+    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
+    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    module.train(resumed.args, resumed)
+    assert resumed.hash() == whole.hash() != run.hash()
 
 
 @pytest.mark.parametrize("script", ["ppo", "a2c", "dqn"])
