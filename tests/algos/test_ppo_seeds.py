@@ -159,7 +159,8 @@ SETTINGS += "--hidden-size 63".split()  # stacked arrays begin at odd addresses
 
 def stopped(monkeypatch, method, seed, step):
     """A run of these settings that is stopped when `method` of this seed's run is called there."""
-    args = ppo.parse_args("ppo_seeds", ppo_seeds.Args, [*SETTINGS, "--runs-dir", f"{method}{step}"])
+    apart = ["--runs-dir", f"{method}{seed}"]  # or one of the same second would be numbered
+    args = ppo.parse_args("ppo_seeds", ppo_seeds.Args, [*SETTINGS, *apart])
     run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
     original = getattr(ppo.Run, method)
 
