@@ -58,9 +58,9 @@ def errors_in_a_line():
         sys.exit(2)
 
 
-# shows the docstring of a tool as it is written
-as_written = argparse.RawDescriptionHelpFormatter
-ArgumentParser = functools.partial(argparse.ArgumentParser, formatter_class=as_written)
+# shows the docstring of a tool as it is written; --seed is no --seeds
+PARSING = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+ArgumentParser = functools.partial(argparse.ArgumentParser, **PARSING)
 
 
 def positive(text: str) -> int:
@@ -601,8 +601,8 @@ def main():
     options = parser.parse_args()
     results, errors = options.out.resolve(), []
     with errors_in_a_line():
-        results.mkdir(parents=True, exist_ok=True)
         found = {} if options.from_csv else finished_runs(options.runs_dir)
+        results.mkdir(parents=True, exist_ok=True)
         for (table, _), folders in found.items():
             try:
                 add_runs(table, folders, results)

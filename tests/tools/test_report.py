@@ -257,6 +257,16 @@ def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, mon
     assert (ROOT / "README.md").read_text("utf-8") == before
 
 
+@pytest.mark.parametrize("flags", [["nothing-here"], ["--from-cs"]])
+def test_a_refused_command_writes_nothing(flags, tmp_path, monkeypatch, capsys):
+    """A flag is not completed either: run.py would take --seed 3 for --seeds 3."""
+    monkeypatch.setattr(sys, "argv", ["report.py", *flags, "--out", str(tmp_path / "new")])
+    with pytest.raises(SystemExit) as error:
+        report.main()
+    assert error.value.code == 2 and flags[0] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
     path = report.cell_path("CartPole-v1", "ppo-mine", report.RESULTS)
     before = path.read_text(), path.with_suffix(".json").read_text()
