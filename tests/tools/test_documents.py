@@ -345,6 +345,14 @@ def test_the_healthy_returns_are_those_of_the_results():
             assert text == expected, (env_id, script, share)
 
 
+def test_the_returns_of_ppo_seeds_are_those_of_the_results():
+    """IQM and interval, beside those of seeds that were trained one by one."""
+    for folder, table in (("results/variants", "ppo_seeds-lunarlander"), ("results", "ppo")):
+        page = (ROOT / "benchmarks" / folder / "README.md").read_text()
+        (row,) = re.findall(rf"^\| LunarLander-v3 \| {table} \|.*$", page, re.MULTILINE)
+        assert row.split(" | ")[5] in " ".join(section("docs/variants.md", "ppo_seeds").split())
+
+
 def test_every_tag_is_explained_and_no_other():
     table = []
     for page in ("algos/README.md", *(f"docs/{name}.md" for name in ("ppo", "dqn", "td3"))):
