@@ -145,19 +145,20 @@ def test_train_can_read_every_info(asynchronous):
 
     def spy(actions):
         before, result = run.infos, step(actions)
-        ended = result[2] | result[3]
-        said.append((before, run.infos, ended))
+        said.append((before, run.next_infos, run.infos, result[2] | result[3]))
         return result
 
     run.step = spy
     ppo.train(run.args, run)
     run.envs.close()
     assert len(said) == 100 and sum(ended.sum() for *_, ended in said) == 40  # of five steps each
-    for t, (before, after, ended) in enumerate(said):
+    for t, (before, after, next_before, ended) in enumerate(said):
+        assert ended[0] or next_before[0] is after[0]
         for i in range(2):
             assert before[i]["time"] == t % 5  # of the reset in the first step and after each end
-            info = after[i]["final_info"] if ended[i] else after[i]
+            info = after[i]
             assert info["time"] == t % 5 + 1 and info["final_obs"] == "another"
+            assert info["final_info"] == "a name of its own" and info["_final_obs"] == []
             assert (
                 info["nested"]
                 == [None, {"goal": None}, {"goal": [1, "two"], "n": {"x": 1}}][(t % 5 + 1) % 3]
