@@ -100,7 +100,7 @@ def train(args: Args, run: "Run"):
         buffer = RolloutBuffer()
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
             buffer.add(**collect_step(agent, run, args))
-        batch, running_returns = make_batch(agent, buffer, args, running_returns)
+        batch, running_returns = rollout_batch(agent, buffer, args, running_returns)
 
         agent.train()
         scalars = update(agent, optimizer, batch, args)
@@ -124,29 +124,41 @@ def collect_step(agent, run, args):
 
 
 @torch.no_grad()
-def make_batch(agent, buffer, args, running_returns):
+def rollout_batch(agent, buffer, args, running_returns):
     """The rollout as tensors, (steps * envs, ...), and the running returns for the next one."""
 
     def flat(array):  # (steps, envs, ...) -> (steps * envs, ...)
         return torch.as_tensor(array, device=agent.device).flatten(0, 1)
 
     batch = {"obs": flat(buffer["obs"]), "actions": flat(buffer["actions"])}
+    if agent.sees_images:  # once, rather than in every minibatch, as convolutions want them
+        batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
     batch["values"] = agent.value(agent.features(batch["obs"]))
-    final_obs = torch.as_tensor(buffer.not_acted_on("next_obs"), device=agent.device)
-    final_values = agent.value(agent.features(final_obs)).cpu().numpy()
     values = batch["values"].cpu().numpy().reshape(-1, args.num_envs)
+    next_values = agent.value(agent.features(flat(buffer["next_obs"])))
+    next_values = next_values.cpu().numpy().reshape(-1, args.num_envs)
+    advantages, running_returns = rollout_advantages(
+        agent, buffer, values, next_values, args, running_returns
+    )
+    batch["advantages"] = flat(advantages)
+    batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
+    return batch, running_returns
+
+
+def rollout_advantages(agent, buffer, values, next_values, args, running_returns):
+    """GAE of a rollout, (steps, envs), and the running returns for the next one, (envs,).
+
+    values, next_values (steps, envs): V of obs, and of next_obs.
+    """
     rewards, terminated, truncated = buffer["rewards"], buffer["terminated"], buffer["truncated"]
     ended = terminated | truncated
     if args.norm_reward:
         sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    final_values, last_values = np.split(final_values, [ended.sum()])
-    next_values = successor_values(values, last_values, ended, final_values)
-    coefs = args.gamma, args.gae_lambda
-    batch["advantages"] = flat(gae(rewards, values, next_values, terminated, truncated, *coefs))
-    batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
-    return batch, running_returns
+    ends = terminated, truncated
+    advantages = gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+    return advantages, running_returns
 
 
 def update(agent, optimizer, batch, args):
@@ -202,19 +214,6 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         advantage = deltas[t] + decays[t] * advantage
         advantages[t] = advantage
     return advantages
-
-
-def successor_values(values, last_values, ended, final_values):
-    """V of every step's true successor, (steps, envs), from V of the observations acted on.
-
-    values, ended (steps, envs): V(s_t), whether the episode ended; last_values (envs,): V of the
-    last successors; final_values (ended.sum(),): V of episodes' last observations, by step and env.
-    """
-    assert values.shape == ended.shape, (values.shape, ended.shape)
-    assert final_values.shape == (ended.sum(),), (final_values.shape, ended.sum())
-    result = np.concatenate([values[1:], last_values[None]])
-    result[ended] = final_values  # the mask goes by step, then env, as they do
-    return result
 
 
 def discounted_returns(rewards, ended, gamma, running):
@@ -294,13 +293,6 @@ class RolloutBuffer:
 
     def __getitem__(self, name):
         return np.stack([step[name] for step in self.steps])
-
-    def not_acted_on(self, name):
-        """Rows that no later step repeats: of next_obs, where an episode ended, by step and
-        environment, then after the last step. (ended.sum() + envs, ...).
-        """
-        rows = [step[name][step["terminated"] | step["truncated"]] for step in self.steps]
-        return np.concatenate([*rows, self.steps[-1][name]])
 
 
 class Agent(nn.Module):

@@ -8,8 +8,7 @@ Run       python algos/ppo_lstm.py --config benchmarks/variants.toml    CartPole
 It imports ppo.py, which must lie beside it, and holds only what differs:
 - policy and value look at the output of an LSTM, whose state is 0 when an episode begins;
 - a rollout keeps the state that it began with; later epochs start from it again, with new weights;
-- the values of an episode's last observation, and of what follows the rollout, go on from the state
-  there;
+- the value of each step's successor goes on from the state after that step;
 - a minibatch holds whole environments, with all their steps in order.
 """
 
@@ -61,12 +60,14 @@ def make_sequences(agent, buffer, args, running_returns):
     batch["ended"] = rows(buffer["terminated"] | buffer["truncated"])
     batch["state"] = torch.as_tensor(buffer["state"][0], device=agent.device)
     batch["log_probs"], _, batch["values"] = agent.evaluate_actions(batch)
-    final = (buffer.not_acted_on(name) for name in ("next_obs", "next_state"))
-    final_obs, final_state = (torch.as_tensor(x, device=agent.device) for x in final)
-    outputs, _ = agent.remember(agent.features(final_obs), final_state)
-    values, final_values = batch["values"].T.cpu().numpy(), agent.value(outputs).cpu().numpy()
+    values = batch["values"].T.cpu().numpy()
+    # one step on from the state in which each successor was met, which no reset has touched
+    next_obs = torch.as_tensor(buffer["next_obs"], device=agent.device).flatten(0, 1)
+    next_state = torch.as_tensor(buffer["next_state"], device=agent.device).flatten(0, 1)
+    outputs, _ = agent.remember(agent.features(next_obs), next_state)
+    next_values = agent.value(outputs).cpu().numpy().reshape(values.shape)
     advantages, running_returns = ppo.rollout_advantages(
-        agent, buffer, values, final_values, args, running_returns
+        agent, buffer, values, next_values, args, running_returns
     )
     batch["advantages"] = rows(advantages)
     batch["returns"] = batch["advantages"] + batch["values"]

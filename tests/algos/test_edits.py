@@ -567,8 +567,7 @@ def test_an_edited_value_is_bootstrapped_from(script, edit, edited):
         step |= {"rewards": rewards[t : t + 1], "terminated": ended, "truncated": ended}
         buffer.add(**step)
     args = module.RunArgs(num_envs=1, gamma=gamma, gae_lambda=1.0)
-    make_batch = module.rollout_batch if script == "ppo" else module.make_batch
-    batch, _ = make_batch(agent, buffer, args, np.zeros(1))
+    batch, _ = module.rollout_batch(agent, buffer, args, np.zeros(1))
     with torch.no_grad():
         x = torch.as_tensor(2 * obs if edit is FEATURES else obs)
         values = (5 if edit is VALUE else 1) * plain.critic(x).squeeze(1).numpy()
