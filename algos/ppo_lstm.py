@@ -36,15 +36,17 @@ def train(args: Args, run: ppo.Run):  # ppo's, with a state that goes from step 
 
     def collect(agent, run, args):
         nonlocal state
-        obs, old_state = run.obs, state
+        obs = run.obs
+        old_state = state
         actions, new_state = agent.act(obs, old_state, run.rng)
         next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
         if args.clip_reward:
             rewards = np.sign(rewards)
         state = new_state * ~(terminated | truncated)[:, None]
-        step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-        step |= {"terminated": terminated, "truncated": truncated}
-        return step | {"state": old_state, "next_state": new_state}  # no reset in next_state
+        transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+        transition |= {"terminated": terminated, "truncated": truncated}
+        # no reset in next_state
+        return transition | {"state": old_state, "next_state": new_state}
 
     ppo.train(args, run, collect=collect, make_batch=make_sequences)
 

@@ -62,7 +62,7 @@ def step_of_update(batch, **settings):
     agent = make_agent(a2c)
     before = vector_of(agent)
     optimizer = torch.optim.SGD(agent.parameters(), lr=1.0)
-    scalars = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
+    scalars = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings), a2c.a2c_loss)
     return before - vector_of(agent), {name: float(value) for name, value in scalars.items()}
 
 
@@ -89,7 +89,7 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
         rng = np.random.default_rng(number)
         buffer = fill_buffer(a2c, agents[a2c], rng)
         batch, _ = a2c.rollout_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
-        a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c])
+        a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c], a2c.a2c_loss)
 
         rng = np.random.default_rng(number)
         buffer = fill_buffer(ppo, agents[ppo], rng)

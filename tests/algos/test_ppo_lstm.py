@@ -161,8 +161,8 @@ def test_a_terminal_observation_of_nan_does_not_spread():
     args, agent = make_agent(Discrete(3))
     buffer, _ = play(args, agent, np.random.default_rng(0))
     clean, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
-    for step in buffer.steps:
-        step["next_obs"][step["terminated"]] = np.nan
+    for transition in buffer.transitions:
+        transition["next_obs"][transition["terminated"]] = np.nan
     assert np.isnan(buffer["next_obs"]).any()
     batch, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
     for name, tensor in clean.items():

@@ -111,8 +111,14 @@ def test_gaussian_against_torch():
     reference = Independent(Normal(mean, log_std.exp().expand(BATCH, -1)), 1)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())
-    with pytest.raises(AssertionError):
-        ppo.gaussian_log_prob_and_entropy(mean, log_std[:1], action)
+    log_std = torch.randn(BATCH, ACTIONS)  # of each state
+    log_prob, entropy = ppo.gaussian_log_prob_and_entropy(mean, log_std, action)
+    reference = Independent(Normal(mean, log_std.exp()), 1)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+    for wrong in (log_std[:1], log_std[:, :1], log_std.T):
+        with pytest.raises(AssertionError):
+            ppo.gaussian_log_prob_and_entropy(mean, wrong, action)
 
 
 def test_clipped_policy_loss_by_hand():

@@ -191,9 +191,6 @@ def test_the_actor_leaves_the_critics_alone():
     update(agent, target, optimizers, args, batch, noise, learn_policy=True)
     assert hash_of_parameters(agent.actor) != before
     assert hash_of_parameters(agent.critics) == hash_of_parameters(fresh.critics)
-    gradients = [p.grad for p in agent.critics.parameters()]
-    expected = [p.grad for p in fresh.critics.parameters()]
-    assert all(torch.equal(g, e) for g, e in zip(gradients, expected, strict=True))
     assert not all(torch.equal(p, without[k]) for k, p in agent.critics.state_dict().items())
 
 
