@@ -86,6 +86,9 @@ class Args:
         require_range(self, "exploration_steps hidden_sizes checkpoint_frequency", low=1)
         require_range(self, "learning_rate learning_starts max_grad_norm adam_eps")
         require_range(self, "gamma tau start_e end_e exploration_fraction eval_epsilon", high=1)
+        if self.learning_starts > self.total_timesteps:
+            ends = f"total_timesteps={self.total_timesteps}"
+            fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")
         for name in ("total_timesteps", "train_frequency", "buffer_size"):
             if (value := getattr(self, name)) % self.num_envs:
                 fail(f"num_envs={self.num_envs} must divide {name}={value}")

@@ -68,6 +68,9 @@ class Args:
         require_range(self, "learning_rate learning_starts exploration_noise")
         require_range(self, "policy_noise noise_clip")
         require_range(self, "gamma tau", high=1)
+        if self.learning_starts >= self.total_timesteps:
+            ends = f"total_timesteps={self.total_timesteps}"
+            fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")
         if self.total_timesteps % self.num_envs:
             fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
 
