@@ -184,12 +184,12 @@ def a2c_loss(agent, batch, args):
     """The loss of a rollout and its terms by name; all scalars."""
     log_probs, entropies, values = agent.evaluate_actions(batch)
     policy_loss = policy_gradient_loss(log_probs, batch["advantages"])
-    value_loss = squared_error_loss(values, batch["returns"])
+    v_loss = squared_error_loss(values, batch["returns"])
     entropy = entropies.mean()
-    loss = policy_loss + args.vf_coef * value_loss
+    loss = policy_loss + args.vf_coef * v_loss
     if args.ent_coef > 0:  # else its backward pass would be for nothing
         loss = loss - args.ent_coef * entropy
-    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    return loss, {"policy_loss": policy_loss, "value_loss": v_loss, "entropy": entropy}
 
 
 def policy_gradient_loss(log_probs, advantages):

@@ -76,8 +76,8 @@ def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
     make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
     spaces = run.obs_space, run.envs.single_action_space
     actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
-    parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
-    step = run.start(**parts, buffer=buffer)
+    learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
+    step = run.start(**learners, buffer=buffer)
     while step < args.total_timesteps:
         if step % run.checkpoint_steps == 0:
             end = min(step + run.checkpoint_steps, args.total_timesteps)

@@ -131,8 +131,8 @@ class Agents(nn.Module):
     def by_policy(self, function, array):
         """function(policy, its rows of array), of each policy, in the order of the rows."""
         owners = self.owners(len(array))
-        parts = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
-        return np.concatenate(parts)[owners.argsort(kind="stable").argsort()]
+        results = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
+        return np.concatenate(results)[owners.argsort(kind="stable").argsort()]
 
     def act(self, obs, rng, greedy=False):  # (rows, obs_dim) -> (rows,) or (rows, action_dim)
         return self.by_policy(lambda policy, rows: policy.act(rows, rng, greedy), obs)
