@@ -96,6 +96,9 @@ class Args:
         require_range(self, "exploration_steps hidden_sizes checkpoint_frequency", low=1)
         require_range(self, "learning_rate learning_starts max_grad_norm adam_eps")
         require_range(self, "gamma tau start_e end_e exploration_fraction eval_epsilon", high=1)
+        if self.learning_starts > self.total_timesteps:
+            ends = f"total_timesteps={self.total_timesteps}"
+            fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")
         for name in ("total_timesteps", "train_frequency", "buffer_size"):
             if (value := getattr(self, name)) % self.num_envs:
                 fail(f"num_envs={self.num_envs} must divide {name}={value}")
@@ -107,19 +110,21 @@ class Args:
         return self.train_frequency
 
 
-def train(args: Args, run: "Run", buffer=None, losses_of=None):
-    # a variant may bring a buffer and a loss of its own
-    losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
+def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, parts=None):
+    # a variant may bring its own of these, and more parts for the checkpoints
+    q_network = run.agent
+    target_q_network = copy.deepcopy(q_network).eval()
+    if optimizer is None:
+        adam = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
+        optimizer = torch.optim.Adam(q_network.parameters(), **adam)
+    first_rates = [group["lr"] for group in optimizer.param_groups]
     if buffer is None:
         stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1  # see make_envs
         buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
-    q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
-    settings = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
-    optimizer = torch.optim.Adam(q_network.parameters(), **settings)
-    first_rates = [group["lr"] for group in optimizer.param_groups]
+    losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
     explored = args.exploration_steps or max(1, args.exploration_fraction * args.total_timesteps)
-    parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
-    step = run.start(**parts, buffer=buffer)
+    learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
+    step = run.start(**learners, buffer=buffer, **(parts or {}))
     while step < args.total_timesteps:
         if args.anneal_lr:
             remaining = linear_schedule(1.0, 0.0, args.total_timesteps, step)
@@ -127,7 +132,8 @@ def train(args: Args, run: "Run", buffer=None, losses_of=None):
                 group["lr"] = rate * remaining
 
         q_network.eval()  # dropout, for example, is for learning alone
-        before, end = step, min(step + args.train_frequency, args.total_timesteps)
+        before = step
+        end = min(step + args.train_frequency, args.total_timesteps)
         while step < end:
             epsilon = linear_schedule(args.start_e, args.end_e, explored, step)
             obs = run.obs
@@ -195,16 +201,16 @@ def c51_losses(q_network, target_q_network, batch, args):
         ranking = q_network.q_values(ranking_logits)
         next_actions = q_network.best_actions(ranking, batch["next_obs"])
         next_probs = torch.softmax(next_logits[rows, next_actions], dim=1)  # (batch, atoms)
-        steps = batch["rewards"], batch["discounts"], batch["terminated"]
-        target = project_categorical(q_network.support, next_probs, *steps)
+        transition = batch["rewards"], batch["discounts"], batch["terminated"]
+        target = project_categorical(q_network.support, next_probs, *transition)
     logits = q_network.logits(batch["obs"])
     taken_logits = logits[rows, batch["actions"]]  # (batch, atoms)
     assert taken_logits.shape == target.shape, (taken_logits.shape, target.shape)
     losses = F.cross_entropy(taken_logits, target, reduction="none")
     with torch.no_grad():
-        q_values, probs = q_network.q_values(logits), torch.softmax(taken_logits, dim=1)
+        probs = torch.softmax(taken_logits, dim=1)
         scalars = {"q_values": (probs @ q_network.support).mean()}
-        scalars["q_spread"] = q_values.std(dim=0, correction=0).mean()
+        scalars["q_spread"] = q_network.q_values(logits).std(dim=0, correction=0).mean()
         scalars["mass_at_ends"] = (probs[:, 0] + probs[:, -1]).mean()
         return losses, losses.detach(), scalars
 
@@ -258,25 +264,27 @@ class ReplayBuffer:
     """The last `capacity` steps, of `num_envs` environments side by side; the oldest are replaced.
 
     Each observation is kept once: a step's successor is the next step's observation, but the true
-    last observation of a truncated episode is kept apart. Of stacked frames (`stack` > 1) only the
-    newest is kept; `blank` counts the black ones with which a stack begins after a reset.
+    last observation of a truncated episode is kept apart. Of stacks of frames see FrameStacks.
     """
-
-    ARRAYS = ("frames", "blank", "actions", "rewards", "terminated", "truncated")
 
     def __init__(self, capacity: int, num_envs: int, obs_space, stack: int = 1):
         self.length = capacity // num_envs  # steps that can be sampled
-        self.slots = self.length + stack  # with one observation after and stack - 1 frames before
-        self.stack, self.num_envs, self.total = stack, num_envs, 0  # total: steps added
+        self.slots = self.length + stack  # with the newest step's successor, or older frames, too
+        self.num_envs = num_envs
+        self.total = 0  # steps added so far
         shape = (self.slots, num_envs)
-        frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
-        self.frames = np.zeros((*shape, *frame_shape), obs_space.dtype)  # all of obs if stack is 1
-        self.blank = np.zeros(shape, np.uint8)
+        if stack == 1:
+            self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
+        else:
+            self.obs = FrameStacks(shape, obs_space)
         self.actions = np.zeros(shape, np.int64)
         self.rewards = np.zeros(shape, np.float32)
         self.terminated = np.zeros(shape, np.bool_)  # the task ended, so nothing follows
         self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
         self.final_obs = {}  # (slot, env) -> true last observation of a truncated episode
+        self.arrays = {"obs": self.obs} if stack == 1 else dict(self.obs.arrays)
+        self.arrays |= {"actions": self.actions, "rewards": self.rewards}
+        self.arrays |= {"terminated": self.terminated, "truncated": self.truncated}
 
     def add(self, obs, actions, rewards, terminated, truncated, next_obs, following_obs):
         """One step of every environment; each argument starts with the axis (num_envs,).
@@ -287,34 +295,17 @@ class ReplayBuffer:
         assert terminated.shape == truncated.shape == (self.num_envs,), terminated.shape
         assert obs.shape == next_obs.shape == following_obs.shape, (obs.shape, next_obs.shape)
         t = self.total % self.slots
-        self.put(t, obs)  # already there, as the last following_obs, except at a start or resume
-        self.put((t + 1) % self.slots, following_obs)
-        self.actions[t], self.rewards[t] = actions, rewards
-        self.terminated[t], self.truncated[t] = terminated, truncated
+        self.obs[t] = obs  # already there, as the last following_obs, except at a start or resume
+        self.obs[(t + 1) % self.slots] = following_obs
+        self.actions[t] = actions
+        self.rewards[t] = rewards
+        self.terminated[t] = terminated
+        self.truncated[t] = truncated
         for env in range(self.num_envs):
             self.final_obs.pop((t, env), None)  # that of the step overwritten here
             if truncated[env] and not terminated[env]:
                 self.final_obs[t, env] = next_obs[env].copy()
         self.total += 1
-
-    def put(self, slot, obs):
-        """Keeps an observation of every environment; of a stack, oldest frame first, the newest and
-        how many black ones it begins with (a black game counts, too, but is 0 just the same).
-        """
-        if self.stack == 1:
-            self.frames[slot] = obs
-        else:
-            self.frames[slot] = obs[:, -1]
-            seen = obs[:, :-1].any(axis=(2, 3))  # (num_envs, stack - 1): not black
-            self.blank[slot] = np.where(seen.any(axis=1), seen.argmax(axis=1), self.stack - 1)
-
-    def observations(self, slots, envs):  # (batch,), (batch,) -> (batch, *obs_shape)
-        if self.stack == 1:
-            return self.frames[slots, envs]
-        offsets = np.arange(1 - self.stack, 1)  # oldest frame first, 0: the newest
-        stacked = self.frames[(slots[:, None] + offsets) % self.slots, envs[:, None]]
-        stacked[np.arange(self.stack) < self.blank[slots, envs][:, None]] = 0
-        return stacked
 
     def draw(self, batch_size, rng):
         """Steps for a minibatch, uniformly: their ages, 1 for the newest, and environments."""
@@ -331,7 +322,8 @@ class ReplayBuffer:
         next_obs     s_{t+n}; where terminated whatever came next, which td_target ignores
         """
         ages, envs = self.draw(batch_size, rng)
-        ks, powers = np.arange(n_step), np.float32(gamma ** np.arange(n_step + 1))
+        ks = np.arange(n_step)
+        powers = np.float32(gamma ** np.arange(n_step + 1))
         slots = (self.total - ages[:, None] + ks) % self.slots  # (batch_size, n_step)
         flat = slots * self.num_envs + envs[:, None]  # for take, twice as fast as [slots, envs]
         ended = self.terminated.take(flat) | self.truncated.take(flat)
@@ -341,11 +333,11 @@ class ReplayBuffer:
         first = slots[:, 0]
         last = (first + counts - 1) % self.slots
         terminated = self.terminated[last, envs]
-        next_obs = self.observations((last + 1) % self.slots, envs)
+        next_obs = self.obs[(last + 1) % self.slots, envs]
         for row in np.flatnonzero(self.truncated[last, envs] & ~terminated):
             next_obs[row] = self.final_obs[last[row], envs[row]]
         return {
-            "obs": self.observations(first, envs),
+            "obs": self.obs[first, envs],
             "actions": self.actions[first, envs],
             "rewards": rewards,
             "next_obs": next_obs,
@@ -354,15 +346,42 @@ class ReplayBuffer:
         }
 
     def state_dict(self) -> dict:
-        held = {name: torch.as_tensor(getattr(self, name)[: self.total]) for name in self.ARRAYS}
+        held = {k: torch.as_tensor(array[: self.total]) for k, array in self.arrays.items()}
         final_obs = {key: torch.as_tensor(obs) for key, obs in self.final_obs.items()}
         return {"total": self.total, "final_obs": final_obs, **held}
 
     def load_state_dict(self, state: dict):
         self.total = state["total"]
         self.final_obs = {key: obs.numpy() for key, obs in state["final_obs"].items()}
-        for name in self.ARRAYS:
-            getattr(self, name)[: self.total] = state[name]
+        for name, array in self.arrays.items():
+            array[: self.total] = state[name]
+
+
+class FrameStacks:
+    """What a ReplayBuffer has instead of an array of observations that are stacks of frames: it
+    keeps the newest frame of each, and builds the stack from the frames before.
+
+    `blank` counts the black frames with which a stack begins after a reset.
+    """
+
+    def __init__(self, shape: tuple, obs_space):  # (slots, num_envs)
+        self.stack = obs_space.shape[0]
+        self.frames = np.zeros((*shape, *obs_space.shape[1:]), obs_space.dtype)
+        self.blank = np.zeros(shape, np.uint8)
+        self.arrays = {"frames": self.frames, "blank": self.blank}
+
+    def __setitem__(self, slot, obs):  # (num_envs, stack, height, width), the oldest frame first
+        self.frames[slot] = obs[:, -1]
+        # where a game itself is black the count is too large, but what it blanks was 0 anyway
+        seen = obs[:, :-1].any(axis=(2, 3))  # (num_envs, stack - 1): not black
+        self.blank[slot] = np.where(seen.any(axis=1), seen.argmax(axis=1), self.stack - 1)
+
+    def __getitem__(self, places):  # slots (batch,), envs (batch,) -> (batch, *obs_shape)
+        slots, envs = places
+        offsets = np.arange(1 - self.stack, 1)  # the oldest frame first, 0: the newest
+        stacked = self.frames[(slots[:, None] + offsets) % len(self.frames), envs[:, None]]
+        stacked[np.arange(self.stack) < self.blank[slots, envs][:, None]] = 0
+        return stacked
 
 
 class QNetwork(nn.Module):
@@ -375,8 +394,11 @@ class QNetwork(nn.Module):
     def __init__(self, args: Args, obs_space, num_actions: int):
         super().__init__()
         self.device = torch.device("cpu")  # until Run moves it
-        self.num_actions, self.n_atoms, self.dueling = num_actions, args.n_atoms, args.dueling
-        self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
+        self.num_actions = num_actions
+        self.n_atoms = args.n_atoms
+        self.dueling = args.dueling
+        self.sees_images = len(obs_space.shape) == 3
+        self.bf16 = args.bf16
         self.pixel_max = float(obs_space.high.max())  # 255, but 1 where pixels are on or off
         if self.sees_images:
             self.trunk, num_features = nature_convolutions(obs_space.shape)
@@ -451,7 +473,8 @@ def nature_convolutions(image_shape: tuple):
     """The convolutions of the Nature DQN, and how many features they give."""
     if min(image_shape[1:]) < 36:
         fail(f"images of {image_shape} are too small for three convolutions: at least 36 x 36")
-    layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    layers = []
+    sizes = (image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)
     for channels_in, channels_out, kernel_size, stride in sizes:
         layers += [nn.Conv2d(channels_in, channels_out, kernel_size, stride), nn.ReLU(inplace=True)]
     convolutions = nn.Sequential(*layers, nn.Flatten())

@@ -97,12 +97,14 @@ class Args:
 
 def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None, parts=None):
     # a variant may bring its own of these, and more parts for the checkpoints
-    collect, make_batch = collect or collect_step, make_batch or rollout_batch
-    agent, loss_of = run.agent, loss_of or ppo_loss
+    collect = collect or collect_step
+    make_batch = make_batch or rollout_batch
+    loss_of = loss_of or ppo_loss
+    agent = run.agent
     if optimizer is None:
         # eps 1e-5, as in openai/baselines: with 1e-8 a gradient of 1e-7 still takes a whole step
-        settings = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
-        optimizer = torch.optim.Adam(agent.parameters(), **settings)
+        adam = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
+        optimizer = torch.optim.Adam(agent.parameters(), **adam)
     first_rates = [group["lr"] for group in optimizer.param_groups]
     running_returns = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
     step = run.start(agent=agent, optimizer=optimizer, **(parts or {}))
@@ -136,8 +138,8 @@ def collect_step(agent, run, args):
     next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
     if args.clip_reward:
         rewards = np.sign(rewards)
-    step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-    return step | {"terminated": terminated, "truncated": truncated}
+    transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+    return transition | {"terminated": terminated, "truncated": truncated}
 
 
 @torch.no_grad()
@@ -148,22 +150,24 @@ def rollout_batch(agent, buffer, args, running_returns):
         return torch.as_tensor(array, device=agent.device).flatten(0, 1)
 
     batch = {"obs": flat(buffer["obs"]), "actions": flat(buffer["actions"])}
+    if agent.sees_images:  # once, rather than in every minibatch, as convolutions want them
+        batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
     batch["log_probs"], _, batch["values"] = agent.evaluate_actions(batch)
-    final_obs = torch.as_tensor(buffer.not_acted_on("next_obs"), device=agent.device)
-    final_values = agent.value(agent.features(final_obs)).cpu().numpy()
     values = batch["values"].cpu().numpy().reshape(-1, args.num_envs)
+    next_values = agent.value(agent.features(flat(buffer["next_obs"])))
+    next_values = next_values.cpu().numpy().reshape(-1, args.num_envs)
     advantages, running_returns = rollout_advantages(
-        agent, buffer, values, final_values, args, running_returns
+        agent, buffer, values, next_values, args, running_returns
     )
     batch["advantages"] = flat(advantages)
     batch["returns"] = batch["advantages"] + batch["values"]  # A = R - V: the critic learns R
     return batch, running_returns
 
 
-def rollout_advantages(agent, buffer, values, final_values, args, running_returns):
+def rollout_advantages(agent, buffer, values, next_values, args, running_returns):
     """GAE of a rollout, (steps, envs), and the running returns for the next one, (envs,).
 
-    values (steps, envs): V of obs; final_values: V of buffer.not_acted_on("next_obs").
+    values, next_values (steps, envs): V of obs, and of next_obs.
     """
     rewards, terminated, truncated = buffer["rewards"], buffer["terminated"], buffer["truncated"]
     ended = terminated | truncated
@@ -171,10 +175,10 @@ def rollout_advantages(agent, buffer, values, final_values, args, running_return
         sums, running_returns = discounted_returns(rewards, ended, args.gamma, running_returns)
         agent.return_moments.update(sums.reshape(-1))
         rewards = np.clip(rewards / agent.return_moments.std().item(), -10, 10)
-    final_values, last_values = np.split(final_values, [ended.sum()])
-    next_values = successor_values(values, last_values, ended, final_values)
-    coefs = args.gamma, args.gae_lambda
-    return gae(rewards, values, next_values, terminated, truncated, *coefs), running_returns
+    advantages = gae(
+        rewards, values, next_values, terminated, truncated, args.gamma, args.gae_lambda
+    )
+    return advantages, running_returns
 
 
 def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
@@ -185,9 +189,9 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
     losses = []
     for _ in range(args.update_epochs):
         log_ratios = []
-        for rows in np.array_split(rng.permutation(batch_size), num_minibatches):
-            rows = torch.as_tensor(rows, device=agent.device)
-            minibatch = {name: tensor[rows] for name, tensor in batch.items()}
+        for chosen in np.array_split(rng.permutation(batch_size), num_minibatches):
+            chosen = torch.as_tensor(chosen, device=agent.device)
+            minibatch = {name: tensor[chosen] for name, tensor in batch.items()}
             loss, terms, log_ratio = loss_of(agent, minibatch, args, clip_coef)
             optimizer.zero_grad()
             loss.backward()
@@ -201,8 +205,9 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
             break
     scalars = {k: torch.stack([terms[k] for terms in losses]).mean().item() for k in losses[0]}
     clipped = (log_ratios.exp() - 1).abs() > clip_coef
-    values, returns = batch["values"].cpu().numpy(), batch["returns"].cpu().numpy()
     scalars |= {"approx_kl": kl, "clipfrac": clipped.float().mean().item()}
+    values = batch["values"].cpu().numpy()
+    returns = batch["returns"].cpu().numpy()
     scalars["explained_variance"] = explained_variance(values, returns)
     return {f"losses/{name}": value for name, value in scalars.items()}
 
@@ -213,7 +218,8 @@ def ppo_loss(agent, minibatch, args, clip_coef):
     if args.norm_adv and advantages.numel() > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     log_probs, entropies, values = agent.evaluate_actions(minibatch)
-    log_ratio, entropy = log_probs - minibatch["log_probs"], entropies.mean()
+    entropy = entropies.mean()
+    log_ratio = log_probs - minibatch["log_probs"]
     policy_loss = clipped_policy_loss(log_ratio, advantages, clip_coef)
     value_clip = clip_coef if args.clip_vloss else None
     v_loss = value_loss(values, minibatch["values"], minibatch["returns"], value_clip)
@@ -255,24 +261,12 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     next_values = np.where(terminated, 0, next_values)  # not by a product: 0 * NaN is NaN
     deltas = rewards + gamma * next_values - values
     decays = gamma * gae_lambda * ~(terminated | truncated)
-    advantages, advantage = np.zeros_like(deltas), 0.0
+    advantages = np.zeros_like(deltas)
+    advantage = 0.0
     for t in reversed(range(len(deltas))):
         advantage = deltas[t] + decays[t] * advantage
         advantages[t] = advantage
     return advantages
-
-
-def successor_values(values, last_values, ended, final_values):
-    """V of every step's true successor, (steps, envs), from V of the observations acted on.
-
-    values, ended (steps, envs): V(s_t), whether the episode ended; last_values (envs,): V of the
-    last successors; final_values (ended.sum(),): V of episodes' last observations, by step and env.
-    """
-    assert values.shape == ended.shape, (values.shape, ended.shape)
-    assert final_values.shape == (ended.sum(),), (final_values.shape, ended.sum())
-    result = np.concatenate([values[1:], last_values[None]])
-    result[ended] = final_values  # the mask goes by step, then env, as they do
-    return result
 
 
 def discounted_returns(rewards, ended, gamma, running):
@@ -296,12 +290,14 @@ def categorical_log_prob_and_entropy(logits, action):
 
 def gaussian_log_prob_and_entropy(mean, log_std, action):
     """log pi(a) and entropy [nats] of independent Gaussians, summed over the action's dimensions:
-    mean, action (batch, action_dim), log_std (action_dim,) -> (batch,), (batch,).
+    mean, action (batch, action_dim), log_std (action_dim,), or of each state (batch, action_dim)
+    -> (batch,), (batch,).
     """
-    assert mean.shape == action.shape == (len(mean), *log_std.shape), (mean.shape, action.shape)
+    shapes = mean.shape, log_std.shape, action.shape
+    assert mean.shape == action.shape and log_std.shape in (mean.shape, mean.shape[1:]), shapes
     z = (action - mean) / log_std.exp()
     log_prob = (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=1)
-    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
     return log_prob, entropy.expand(len(mean))
 
 
@@ -324,21 +320,14 @@ class RolloutBuffer:
     """One rollout: `add` takes a step of every environment, buffer[name] is (steps, envs, ...)."""
 
     def __init__(self):
-        self.steps = []
+        self.transitions = []
 
-    def add(self, **step):  # by name an array (num_envs, ...), which nobody writes to later
-        assert len({len(array) for array in step.values()}) == 1, step
-        self.steps.append(step)
+    def add(self, **transition):  # by name an array (num_envs, ...), which nobody writes to later
+        assert len({len(array) for array in transition.values()}) == 1, transition
+        self.transitions.append(transition)
 
     def __getitem__(self, name):
-        return np.stack([step[name] for step in self.steps])
-
-    def not_acted_on(self, name):
-        """Rows that no later step repeats: of next_obs, where an episode ended, by step and
-        environment, then after the last step. (ended.sum() + envs, ...).
-        """
-        rows = [step[name][step["terminated"] | step["truncated"]] for step in self.steps]
-        return np.concatenate([*rows, self.steps[-1][name]])
+        return np.stack([transition[name] for transition in self.transitions])
 
 
 class Agent(nn.Module):
@@ -353,7 +342,8 @@ class Agent(nn.Module):
         super().__init__()
         self.device = torch.device("cpu")  # until Run moves it
         self.discrete = isinstance(action_space, gym.spaces.Discrete)
-        self.sees_images, self.bf16 = len(obs_space.shape) == 3, args.bf16
+        self.sees_images = len(obs_space.shape) == 3
+        self.bf16 = args.bf16
         self.pixel_max = float(obs_space.high.max())  # 255, but 1 where pixels are on or off
         num_outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
         self.make_networks(args, obs_space.shape, num_outputs)
@@ -364,7 +354,8 @@ class Agent(nn.Module):
                 bounded = high - low < np.finfo(np.float32).max
                 self.middle = np.where(bounded, (low + high) / 2, np.clip(0, low, high))
                 self.half_range = np.where(bounded, (high - low) / 2, 1)
-            self.low, self.high = low, high
+            self.low = low
+            self.high = high
         self.obs_moments = RunningMoments(obs_space.shape) if args.norm_obs else None
         self.return_moments = RunningMoments(()) if args.norm_reward else None
 
@@ -418,8 +409,8 @@ class Agent(nn.Module):
     def evaluate_actions(self, batch):
         """log pi(a), entropy and V of the steps in `batch`, (batch,) each."""
         features = self.features(batch["obs"])
-        scores = self.log_prob_and_entropy(self.policy(features), batch["actions"])
-        return *scores, self.value(features)
+        log_probs, entropies = self.log_prob_and_entropy(self.policy(features), batch["actions"])
+        return log_probs, entropies, self.value(features)
 
     def to_env(self, actions):
         """Scales and clips `actions` for the environment; log-probabilities use the unclipped."""
@@ -458,7 +449,8 @@ def nature_cnn(image_shape: tuple):
     """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
     if min(image_shape[1:]) < 36:
         fail(f"images of {image_shape} are too small for three convolutions: at least 36 x 36")
-    layers, sizes = [], ((image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    layers = []
+    sizes = (image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)
     for channels_in, channels_out, kernel_size, stride in sizes:
         convolution = nn.Conv2d(channels_in, channels_out, kernel_size, stride)
         layers += [initialise(convolution), nn.ReLU(inplace=True)]
@@ -485,8 +477,10 @@ class RunningMoments(nn.Module):
 
     def update(self, x):
         """Merges the moments of x, (batch, *shape), exactly: Chan, Golub, LeVeque 1983, eq. 2.1."""
-        x, n = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device), len(x)
-        delta, total = x.mean(dim=0) - self.mean, self.count + n
+        x = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device)
+        n = len(x)
+        total = self.count + n
+        delta = x.mean(dim=0) - self.mean
         squares = self.count * self.var + n * x.var(dim=0, correction=0)
         self.var.copy_((squares + delta**2 * self.count * n / total) / total)
         self.mean += delta * n / total

@@ -49,7 +49,8 @@ class Args(ppo.RunArgs):
 
 
 def train(args: Args, run: ppo.Run):
-    demonstrations, rng = run.agent.demonstrations, run.rng  # which is in the checkpoint
+    demonstrations = run.agent.demonstrations
+    rng = run.rng  # which is in the checkpoint
 
     def loss_of(agent, minibatch, args, clip_coef):
         loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
@@ -58,7 +59,8 @@ def train(args: Args, run: ppo.Run):
         if coef > 0:
             batch = draw(demonstrations, args.imitation_batch_size, rng, agent.device)
             imitation = imitation_loss(agent, batch)
-            loss, terms = loss + coef * imitation, terms | {"imitation_loss": imitation}
+            loss = loss + coef * imitation
+            terms = terms | {"imitation_loss": imitation}
         return loss, terms, log_ratio
 
     ppo.train(args, run, loss_of=loss_of)
@@ -90,7 +92,8 @@ def read(args, agent, obs_space, action_space):
     try:
         with np.load(path, allow_pickle=False) as file:
             obs, actions = file["observations"], file["actions"]
-        obs, numbers = obs.astype(obs_space.dtype), np.isfinite(actions.astype(np.float64)).all()
+        obs = obs.astype(obs_space.dtype)
+        numbers = np.isfinite(actions.astype(np.float64)).all()
     except Exception as error:  # many can be: no such file, no zip file, no such array
         ppo.fail(f"{path}: {error}")
     shapes = (len(obs), *obs_space.shape), (len(obs), *action_space.shape)
@@ -117,7 +120,8 @@ class RecordingEnvs(gym.vector.VectorWrapper):
 
     def __init__(self, envs, path):
         super().__init__(envs)
-        self.path, self.played = Path(path), []
+        self.path = Path(path)
+        self.played = []
         self.envs = envs.envs  # for films
 
     def reset(self, **keywords):

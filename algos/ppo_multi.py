@@ -45,8 +45,8 @@ class Args(ppo.RunArgs):
 
 def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
     agents, policies = run.agent, run.agent.policies
-    settings = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
-    optimizers = [torch.optim.Adam(policy.parameters(), **settings) for policy in policies]
+    adam = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
+    optimizers = [torch.optim.Adam(policy.parameters(), **adam) for policy in policies]
     first_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     rows = [agents.owners(args.num_envs) == p for p in range(len(policies))]
     running_returns = [np.zeros(own.sum()) for own in rows]
@@ -62,9 +62,9 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
         agents.eval()
         buffers = [ppo.RolloutBuffer() for _ in policies]
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
-            taken = collect_step(agents, run, args)
+            transition = collect_step(agents, run, args)
             for own, buffer in zip(rows, buffers, strict=True):
-                buffer.add(**{name: array[own] for name, array in taken.items()})
+                buffer.add(**{name: array[own] for name, array in transition.items()})
 
         scalars = {"charts/learning_rate": groups[0]["lr"]}
         for p, (policy, buffer) in enumerate(zip(policies, buffers, strict=True)):
@@ -85,14 +85,14 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
 def collect_step(agents, run, args):
     """ppo's, and who was `alive` to act, (rows,). Logs the returns of each agent."""
     alive, finished = run.envs.alive, len(run.finished)
-    step = ppo.collect_step(agents, run, args)
+    transition = ppo.collect_step(agents, run, args)
     run.lengths[~alive] = 0  # the dead only wait
     infos = run.infos.get("final_info", run.infos)  # the former at a checkpoint
     ended = np.flatnonzero(infos["_final_obs"])
     for row, (total, _) in zip(ended, run.finished[finished:], strict=True):
         # where one wins what another loses, the mean of all says nothing
         run.log({f"charts/episodic_return/{run.envs.agents[row % agents.num_agents]}": total})
-    return step | {"alive": alive}
+    return transition | {"alive": alive}
 
 
 def living_batch(policy, buffer, args, running_returns):
@@ -102,8 +102,9 @@ def living_batch(policy, buffer, args, running_returns):
         rewards, ended = buffer["rewards"], buffer["terminated"] | buffer["truncated"]
         sums, running_returns = ppo.discounted_returns(rewards, ended, args.gamma, running_returns)
         policy.return_moments.update(sums[alive])
-        for step in buffer.steps:
-            step["rewards"] = np.clip(step["rewards"] / policy.return_moments.std().item(), -10, 10)
+        scale = policy.return_moments.std().item()
+        for transition in buffer.transitions:
+            transition["rewards"] = np.clip(transition["rewards"] / scale, -10, 10)
     own_args = replace(args, norm_reward=False, num_envs=alive.shape[1])
     batch, _ = ppo.rollout_batch(policy, buffer, own_args, running_returns)
     # an end cuts both the advantages and the bootstrap, so no dead step enters a living one's
@@ -130,8 +131,8 @@ class Agents(nn.Module):
     def by_policy(self, function, array):
         """function(policy, its rows of array), of each policy, in the order of the rows."""
         owners = self.owners(len(array))
-        parts = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
-        return np.concatenate(parts)[owners.argsort(kind="stable").argsort()]
+        results = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
+        return np.concatenate(results)[owners.argsort(kind="stable").argsort()]
 
     def act(self, obs, rng, greedy=False):  # (rows, obs_dim) -> (rows,) or (rows, action_dim)
         return self.by_policy(lambda policy, rows: policy.act(rows, rng, greedy), obs)
@@ -193,7 +194,12 @@ class Worlds:
         return np.concatenate([self.observe(obs) for obs, _ in resets]), infos
 
     def step(self, actions):
-        n, obs, alive, infos, last_obs, last_infos = len(self.agents), [], [], [], [], []
+        n = len(self.agents)
+        obs = []
+        infos = []
+        alive = []
+        last_obs = []  # of what the actions led to, where obs is of what is acted on next
+        last_infos = []
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         declared = [ppo.as_declared(actions[i::n], x) for i, x in enumerate(self.action_spaces)]
@@ -214,7 +220,8 @@ class Worlds:
             obs.append(self.observe({x: shown for x, shown in world_obs.items() if x in there}))
             infos += self.heard(said)
             alive += [agent in there for agent in self.agents]
-        self.alive, ended = np.array(alive), terminated | truncated
+        self.alive = np.array(alive)
+        ended = terminated | truncated
         for row in np.flatnonzero(ended):
             infos[row]["final_info"] = last_infos[row]
         infos = dict(enumerate(infos), _final_obs=ended, final_obs=np.concatenate(last_obs))

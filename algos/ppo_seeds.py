@@ -11,8 +11,8 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
   and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
 - before a seed collects, the generators that a process shares are set to what it left them at;
-- each gradient is clipped and applied by itself, so that seed 3 of ten is ppo.py's seed 3, but for
-  rounding (and for dropout, which draws another noise here).
+- each gradient is clipped by its own norm and applied by itself, so that seed 3 of ten is ppo.py's
+  seed 3, but for rounding (and for dropout, which draws another noise here).
 """
 
 import contextlib
@@ -76,9 +76,12 @@ class Seed:
     """One agent, and what belongs to it while it learns."""
 
     def __init__(self, place, run):
-        self.place, self.run, self.agent, self.args = place, run, run.agent, run.args
-        settings = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
-        self.optimizer = torch.optim.Adam(run.agent.parameters(), **settings)
+        self.place = place
+        self.run = run
+        self.agent = run.agent
+        self.args = run.args
+        adam = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
+        self.optimizer = torch.optim.Adam(run.agent.parameters(), **adam)
         self.first_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.running_returns = np.zeros(run.args.num_envs)
         self.step = run.start(agent=run.agent, optimizer=self.optimizer)
@@ -86,7 +89,9 @@ class Seed:
 
     def collect(self, remaining):
         """What ppo.train does before an update. Returns the batch."""
-        args, agent, buffer = self.args, self.agent, ppo.RolloutBuffer()
+        args = self.args
+        agent = self.agent
+        buffer = ppo.RolloutBuffer()
         if args.anneal_lr:
             for group, rate in zip(self.optimizer.param_groups, self.first_rates, strict=True):
                 group["lr"] = rate * remaining
@@ -104,12 +109,14 @@ class Seed:
 def update(seeds, batches, args, clip_coef):
     """ppo.update for every seed, with an order of samples of its own; returns a dict for each."""
     batch = {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
-    num_samples, losses = batch["advantages"].shape[1], []
+    num_samples = batch["advantages"].shape[1]
+    losses = []
     num_minibatches = max(1, min(args.num_minibatches, num_samples // 2))
     for _ in range(args.update_epochs):
-        orders, log_ratios = [seed.run.rng.permutation(num_samples) for seed in seeds], []
-        for rows in np.array_split(np.stack(orders), num_minibatches, axis=1):
-            index = torch.arange(len(seeds))[:, None], torch.as_tensor(rows)
+        orders = np.stack([seed.run.rng.permutation(num_samples) for seed in seeds])
+        log_ratios = []
+        for chosen in np.array_split(orders, num_minibatches, axis=1):
+            index = torch.arange(len(seeds))[:, None], torch.as_tensor(chosen)
             minibatch = {name: tensor[index] for name, tensor in batch.items()}
             terms, log_ratio = gradient_steps(seeds, minibatch, clip_coef)
             losses.append(terms)
@@ -141,16 +148,26 @@ def gradient_steps(seeds, minibatch, clip_coef):
     losses_of = torch.func.vmap(loss_of, randomness="different")  # of all; noise of its own each
     losses, terms, log_ratios = losses_of(weights, buffers, minibatch)
     losses.sum().backward()  # a seed's weights are in its own loss alone
+    clip_each([seeds[row].args.max_grad_norm for row in rows], weights)
     for k, seed in zip(places, seeds, strict=True):
         for name, parameter in modules[k].named_parameters():
             gradients = weights[name].grad
             parameter.grad = None if gradients is None else gradients[k]
         for name, buffer in modules[k].named_buffers():  # of batch normalisation, for example
             buffer.copy_(buffers[name][k])
-        nn.utils.clip_grad_norm_(seed.agent.parameters(), seed.args.max_grad_norm)
         seed.optimizer.step()
     terms = {name: term[places].detach() for name, term in terms.items()}
     return terms, log_ratios[places].detach()
+
+
+@torch.no_grad()
+def clip_each(max_norms, weights):
+    """Scales each seed's gradients, (seeds, ...), to its own largest norm."""
+    gradients = [w.grad for w in weights.values() if w.grad is not None]
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # (seeds,)
+    scales = (torch.tensor(max_norms) / (norms + 1e-6)).clamp(max=1)
+    for g in gradients:
+        g.mul_(scales.reshape(-1, *[1] * (g.ndim - 1)))
 
 
 class Loss(nn.Module):
@@ -158,7 +175,8 @@ class Loss(nn.Module):
 
     def __init__(self, agent, args):
         super().__init__()
-        self.agent, self.args = agent, args
+        self.agent = agent
+        self.args = args
 
     def forward(self, minibatch, clip_coef):
         return ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)

@@ -52,7 +52,8 @@ class InvalidActions(gym.Env):
     just another wrong one. SB3-contrib tests with it, as InvalidActionEnvDiscrete.
     """
 
-    n, num_valid = 70, 15
+    n = 70
+    num_valid = 15
     action_space = gym.spaces.Discrete(n)
 
     def __init__(self, masked=True):
@@ -62,7 +63,8 @@ class InvalidActions(gym.Env):
 
     def observe(self):
         valid = self.np_random.choice(self.n, self.num_valid, replace=False)
-        self.state, mask = valid[0], np.zeros(self.n, np.int8)
+        self.state = valid[0]
+        mask = np.zeros(self.n, np.int8)
         mask[valid] = 1
         return {"action_mask": mask, "obs": self.state} if self.masked else self.state
 
@@ -191,7 +193,8 @@ class Differ:
         return self.of_all(np.zeros(1, np.float32)), self.of_all({})
 
     def step(self, actions):
-        self.agents, reward = [], float(len(set(actions.values())) == 2)
+        self.agents = []
+        reward = float(len(set(actions.values())) == 2)
         obs, over = self.of_all(np.zeros(1, np.float32)), self.of_all(True)
         return obs, self.of_all(reward), over, self.of_all(False), self.of_all({})
 

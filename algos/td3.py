@@ -52,7 +52,7 @@ class Args:
     env_id: str = "HalfCheetah-v5"  # Environment; `package.module:Id-v0` imports that module first.
     seed: int = 1  # Determines the run: same machine, same command, same seed, same weights.
     total_timesteps: int = 1_000_000  # Training budget, summed over all environments [steps].
-    num_envs: int = 1  # Environments stepped side by side; after each step of all as many updates.
+    num_envs: int = 1  # Environments stepped side by side.
     learning_rate: float = 3e-4  # Adam's step size, for the actor and for the critics.
     buffer_size: int = 1_000_000  # Transitions in the replay buffer, over all environments.
     gamma: float = 0.99  # Discount factor.
@@ -60,6 +60,7 @@ class Args:
     tau: float = 0.005  # Share of the online networks that the target networks take over.
     batch_size: int = 256  # Transitions in a minibatch.
     learning_starts: int = 25_000  # Steps of uniformly random actions before the first update.
+    gradient_steps: int = 1  # Gradient steps for each step of an environment.
     exploration_noise: float = 0.1  # Deviation of the noise on actions taken [half the range].
     policy_noise: float = 0.2  # Deviation of the noise on the target's actions [half the range].
     noise_clip: float = 0.5  # Largest noise on the target's actions [half the range].
@@ -69,11 +70,14 @@ class Args:
     checkpoint_frequency: int = 50_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
-        require_range(self, "total_timesteps num_envs buffer_size batch_size", low=1)
+        require_range(self, "total_timesteps num_envs buffer_size batch_size gradient_steps", low=1)
         require_range(self, "policy_frequency n_step hidden_sizes checkpoint_frequency", low=1)
         require_range(self, "learning_rate learning_starts exploration_noise")
         require_range(self, "policy_noise noise_clip")
         require_range(self, "gamma tau", high=1)
+        if self.learning_starts >= self.total_timesteps:
+            ends = f"total_timesteps={self.total_timesteps}"
+            fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")
         if self.total_timesteps % self.num_envs:
             fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
 
@@ -82,17 +86,23 @@ class Args:
         return self.num_envs
 
 
-def train(args: Args, run: "Run", optimizers=None, update=None):
-    # a variant may bring its own of these
-    update, settings = update or td3_update, {"lr": args.learning_rate, "fused": True}
-    agent, target = run.agent, copy.deepcopy(run.agent).eval()
+def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, parts=None):
+    # a variant may bring its own of these, and more parts for the checkpoints
+    agent = run.agent
+    target = copy.deepcopy(agent).eval()
     if optimizers is None:
-        actor_optimizer = torch.optim.Adam(agent.actor.parameters(), **settings)
-        critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **settings)
+        adam = {"lr": args.learning_rate, "fused": True}
+        actor_optimizer = torch.optim.Adam(agent.actor.parameters(), **adam)
+        critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **adam)
         optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
-    buffer = ReplayBuffer(args.buffer_size, *sizes)
-    step = run.start(agent=agent, target=target, buffer=buffer, **optimizers)
+    if buffer is None:
+        sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
+        buffer = ReplayBuffer(args.buffer_size, *sizes)
+    update = update or td3_update
+    # begins at learning_starts: so with one gradient step a step it is the number of that step
+    gradient_step = Counter(args.learning_starts)
+    learners = {"agent": agent, "target": target, "buffer": buffer, "gradient_step": gradient_step}
+    step = run.start(**learners, **optimizers, **(parts or {}))
     while step < args.total_timesteps:
         obs = run.obs
         if step < args.learning_starts:
@@ -104,25 +114,42 @@ def train(args: Args, run: "Run", optimizers=None, update=None):
         next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, next_obs, terminated, truncated)
 
-        agent.train()
-        for _ in range(args.num_envs):
-            step += 1
-            if step <= args.learning_starts:
-                continue
-            batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
-            batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-            run.log(update(agent, target, optimizers, batch, args, run.rng, step))
-        run.end_iteration({})
+        # of the steps just taken those that came after learning_starts
+        learned_from = min(args.num_envs, step + args.num_envs - args.learning_starts)
+        if learned_from > 0:
+            agent.train()
+            for _ in range(args.gradient_steps * learned_from):
+                gradient_step.value += 1
+                batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
+                batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+                scalars = update(
+                    agent, target, optimizers, batch, args, run.rng, gradient_step.value
+                )
+                run.log(scalars)
+        step = run.end_iteration({})
 
 
-def td3_update(agent, target, optimizers, batch, args, rng, step):
+class Counter:
+    """A number that checkpoints keep."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def state_dict(self) -> dict:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict):
+        self.value = state["value"]
+
+
+def td3_update(agent, target, optimizers, batch, args, rng, gradient_step):
     """One step of the critics, less often of the actor and the target networks. Returns scalars
     for the curves.
     """
     noise = rng.standard_normal(batch["actions"].shape, np.float32)
     noise = torch.as_tensor(args.policy_noise * noise, device=agent.device)
     scalars = update_critics(agent, target, optimizers["critic_optimizer"], batch, noise, args)
-    if step % args.policy_frequency == 0:
+    if gradient_step % args.policy_frequency == 0:
         scalars |= update_actor(agent, optimizers["actor_optimizer"], batch["obs"])
         polyak(target, agent, args.tau)
     return scalars
@@ -143,9 +170,8 @@ def update_critics(agent, target, optimizer, batch, noise, args):
 def update_actor(agent, optimizer, obs):
     """One step of the actor, up the gradient of Q. Returns scalars for the curves."""
     loss = policy_loss(agent, obs)
-    learned = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     optimizer.zero_grad()
-    loss.backward(inputs=learned)  # the critics get no gradient
+    loss.backward()  # the critics get gradients, too, which their next step forgets
     optimizer.step()
     return {"losses/actor_loss": loss.detach()}
 
@@ -156,8 +182,8 @@ def q_losses(agent, target, batch, noise, args):
         next_obs = batch["next_obs"]
         next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
         next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
-        steps = batch["rewards"], batch["terminated"], next_q_values, batch["discounts"]
-        y = bootstrapped_target(*steps)
+        rewards, terminated = batch["rewards"], batch["terminated"]
+        y = bootstrapped_target(rewards, terminated, next_q_values, batch["discounts"])
     q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
     assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
     return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
@@ -204,7 +230,9 @@ class ReplayBuffer:
     """
 
     def __init__(self, capacity: int, num_envs: int, obs_dim: int, action_dim: int):
-        self.capacity, self.num_envs, self.total = capacity, num_envs, 0  # total: transitions added
+        self.capacity = capacity
+        self.num_envs = num_envs
+        self.total = 0  # transitions added so far
         self.arrays = {
             "obs": np.zeros((capacity, obs_dim), np.float32),
             "actions": np.zeros((capacity, action_dim), np.float32),  # in [-1, 1]
@@ -218,10 +246,10 @@ class ReplayBuffer:
         """One step of every environment; each argument starts with the axis (num_envs,)."""
         n = len(rewards)
         slots = np.arange(self.total, self.total + n) % self.capacity
-        rows = (obs, actions, rewards, next_obs, terminated, truncated)
-        for array, row in zip(self.arrays.values(), rows, strict=True):
-            assert row.shape == (n, *array.shape[1:]), (row.shape, array.shape)
-            array[slots] = row
+        transition = obs, actions, rewards, next_obs, terminated, truncated
+        for array, new in zip(self.arrays.values(), transition, strict=True):
+            assert new.shape == (n, *array.shape[1:]), (new.shape, array.shape)
+            array[slots] = new
         self.total += n
 
     def sample(self, batch_size, n_step, gamma, rng):
@@ -233,7 +261,8 @@ class ReplayBuffer:
         terminated   whether the task ended with the last of them
         next_obs     s_{t+n}
         """
-        arrays, ks = self.arrays, np.arange(n_step)
+        arrays = self.arrays
+        ks = np.arange(n_step)
         first = rng.integers(min(self.total, self.capacity), size=batch_size)
         newer = (self.total - 1 - first) % self.capacity // self.num_envs  # steps of the same env
         slots = (first[:, None] + ks * self.num_envs) % self.capacity  # (batch_size, n_step)
@@ -267,11 +296,13 @@ class Agent(nn.Module):
     def __init__(self, args: Args, obs_dim: int, low, high):
         super().__init__()
         self.device = torch.device("cpu")  # until Run moves it
-        self.action_dim, sizes = len(low), args.hidden_sizes
+        self.action_dim = len(low)
+        sizes = args.hidden_sizes
         self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
         critics = [Critic(obs_dim, self.action_dim, sizes) for _ in range(2 if args.twin else 1)]
         self.critics = nn.ModuleList(critics)
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
 
     def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
         return self.actor(obs)

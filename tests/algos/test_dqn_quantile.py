@@ -244,7 +244,8 @@ def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_ato
     for buffer, losses_of in calls[1:]:
         assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
         assert losses_of.func is dqn_quantile.weighted_losses and losses_of.args == (buffer,)
-    assert [buffer.frames.shape[2:] for buffer, _ in calls[1:]] == [(4,), (84, 84)]
+    vectors, stacks = (buffer.obs for buffer, _ in calls[1:])
+    assert vectors.shape[2:] == (4,) and stacks.frames.shape[2:] == (84, 84)
 
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
@@ -259,7 +260,7 @@ def test_a_buffer_with_exponent_0_changes_nothing():
     run, plain = new_run(dqn_quantile, **SHORT), train(dqn_quantile, **SHORT)
     buffer = dqn_prioritised.ReplayBuffer(run.args, run.obs_space)
     losses_of = lambda *rest: dqn_quantile.weighted_losses(buffer, *rest)  # noqa: E731
-    dqn.train(run.args, run, buffer, losses_of)
+    dqn.train(run.args, run, buffer=buffer, losses_of=losses_of)
     assert run.hash() == plain.hash()
 
 

@@ -228,7 +228,8 @@ def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():
     ends = np.array([[False], [True], [False]])
     never = np.zeros(1, np.bool_)
     for t in range(3):
-        last = final if ends[t] else rng.normal(size=(1, 2)).astype(np.float32)
+        last = rng.normal(size=(1, 2)).astype(np.float32) if t == 2 else obs[t + 1]
+        last = final if ends[t] else last
         step = {"obs": obs[t], "next_obs": last, "terminated": never, "truncated": ends[t]}
         buffer.add(actions=np.zeros(1, np.int64), rewards=np.ones(1, np.float32), **step)
     args = ppo.Args(num_envs=1, gamma=0.9, gae_lambda=0.0, norm_obs=True)
