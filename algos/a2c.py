@@ -407,6 +407,10 @@ def make_agent(args, obs_space, action_space, agent_class=Agent):
     images = len(obs_space.shape) == 3
     if (args.bf16 and not images) or (args.norm_obs and images):
         fail(f"bf16 is for images, norm_obs for vectors, not for {obs_space}")
+    if isinstance(action_space, gym.spaces.Discrete):
+        refuse_typed(args, "log_std_init", "with discrete actions")
+    if images and agent_class is Agent:  # another one may use them
+        refuse_typed(args, "hidden_size activation", "with images")
     return agent_class(args, obs_space, action_space)
 
 

@@ -104,6 +104,12 @@ class Args:
                 fail(f"num_envs={self.num_envs} must divide {name}={value}")
         if not -1e38 < self.v_min < self.v_max < 1e38:  # float32 must hold their distance
             fail(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
+        if self.n_atoms == 1:
+            refuse_typed(self, "v_min v_max", "without n_atoms")
+        else:
+            refuse_typed(self, "loss", "with n_atoms")
+        if self.exploration_steps is not None:
+            refuse_typed(self, "exploration_fraction", "with exploration_steps")
 
     @property
     def iteration_steps(self) -> int:  # steps between calls of run.end_iteration
@@ -462,6 +468,8 @@ def make_agent(args, obs_space, action_space, network_class=QNetwork):
         fail(f"actions must be Discrete, not {action_space}")
     if args.bf16 and len(obs_space.shape) != 3:
         fail(f"bf16 is for images, not for {obs_space}")
+    if len(obs_space.shape) == 3:
+        refuse_typed(args, "hidden_sizes", "with images")
     return network_class(args, obs_space, int(action_space.n))
 
 

@@ -54,8 +54,10 @@ class Args(dqn_prioritised.Args):
         dqn.require_range(self, "actor_timeout", low=0.1)
         if self.total_timesteps % self.fragment_steps or self.fragment_steps % self.train_frequency:
             dqn.fail("total_timesteps must divide by fragment_steps, those by train_frequency")
-        if (self.exploration_fraction, self.exploration_steps) != (0.2, None):
-            dqn.fail("no schedule of exploration: the epsilon of an actor never changes")
+        schedule = "exploration_fraction exploration_steps"
+        dqn.refuse_typed(self, schedule, "with actors, each of which has an epsilon of its own")
+        if self.lockstep:
+            dqn.refuse_typed(self, "actor_timeout", "with lockstep")
         if self.async_envs:
             dqn.fail("async_envs is not for actors, which are processes themselves: take more")
 

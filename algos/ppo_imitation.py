@@ -39,6 +39,9 @@ class Args(ppo.RunArgs):
     def check(self):
         super().check()
         ppo.require_range(self, "imitation_coef")
+        if self.imitation_coef == 0:
+            names = "demonstrations imitation_steps imitation_batch_size"
+            ppo.refuse_typed(self, names, "without imitation_coef")
         ppo.require_range(self, "imitation_steps imitation_batch_size", low=1)
         if self.save_episodes and (not self.evaluate or self.env_id.startswith("ALE/")):
             ppo.fail("save_episodes goes with evaluate, and not with Atari's games")

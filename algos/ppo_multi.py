@@ -248,6 +248,8 @@ def make_envs(args, num_envs, training=True, **keywords):
     for field in ("num_envs", "eval_episodes"):
         if getattr(args, field) % n:
             ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
+    if (args.num_policies or n) >= n:
+        ppo.refuse_typed(args, "agent_id", "where no agents share a policy")
     worlds = [first, *(make(**keywords) for _ in range(num_envs // n - 1))]
     return Worlds(worlds, args.agent_id and (args.num_policies or n) < n)
 

@@ -82,6 +82,8 @@ class Agent(ppo.Agent):
             return make(args, input_shape) if wanted else []
 
         images = self.sees_images
+        if images:
+            ppo.refuse_typed(args, "hidden_size activation", "with images")
         share = args.share_trunk
         self.trunk = nn.Sequential(*hidden(share))  # of no layers it gives out what it gets
         self.actor = nn.Sequential(*hidden(not share))

@@ -129,6 +129,8 @@ def with_layer_norm(layers, input_shape):
 def make_agent(args, obs_space, action_space):
     if not isinstance(action_space, gym.spaces.Discrete):
         ppo.fail(f"actions must be Discrete, not {action_space}")
+    if len(obs_space.shape) == 3:
+        ppo.refuse_typed(args, "hidden_size activation", "with images")
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 

@@ -75,6 +75,8 @@ class Args:
         require_range(self, "learning_rate learning_starts exploration_noise")
         require_range(self, "policy_noise noise_clip")
         require_range(self, "gamma tau", high=1)
+        if self.policy_noise == 0:
+            refuse_typed(self, "noise_clip", "without policy_noise")
         if self.learning_starts >= self.total_timesteps:
             ends = f"total_timesteps={self.total_timesteps}"
             fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")

@@ -41,8 +41,8 @@ class Args(td3.RunArgs):
     def check(self):
         super().check()
         td3.require_range(self, "alpha drop", high=1e9)
-        if self.alpha is not None and self.target_entropy is not None:
-            td3.fail(f"alpha={self.alpha} is constant, so target_entropy has no effect")
+        if self.alpha is not None:
+            td3.refuse_typed(self, "target_entropy", "with a constant alpha")
         if self.drop >= self.quantiles:
             td3.fail(f"drop={self.drop} must be smaller than quantiles={self.quantiles}")
 

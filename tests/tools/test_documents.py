@@ -451,7 +451,7 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_pa
     assert len(re.findall(r"^\+.*\S", patch, re.MULTILINE)) == lines
     name = Path(path).stem
     flags = SHORT[name].split()
-    if "x_velocity" in patch:
+    if "x_velocity" in patch or "x_position" in patch:
         flags += ["--env-id", "HalfCheetah-v5"]
     plain = script(name, *flags, "--runs-dir", "plain").hash
     copy = tmp_path / Path(path).name
@@ -482,6 +482,7 @@ def test_all_changes_were_found():
         "A wrapper",
         "A curve of something in `info`",
         "Exploration",
+        "A critic that sees more",
         "A curriculum",
         "Averaged weights for evaluations",
         "An environment that raises now and then",
