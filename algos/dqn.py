@@ -125,7 +125,7 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
         optimizer = torch.optim.Adam(q_network.parameters(), **adam)
     first_rates = [group["lr"] for group in optimizer.param_groups]
     if buffer is None:
-        stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1  # see make_envs
+        stack = run.obs_space.shape[0] if is_game(args.env_id) else 1  # see make_envs
         buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
     explored = args.exploration_steps or max(1, args.exploration_fraction * args.total_timesteps)

@@ -36,7 +36,7 @@ class Args(dqn.RunArgs):
 
 
 def train(args: Args, run: dqn.Run):
-    stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1
+    stack = run.obs_space.shape[0] if dqn.is_game(args.env_id) else 1
     buffer = ReplayBuffer(args, run.obs_space, stack)
     dqn.train(args, run, buffer=buffer, losses_of=partial(weighted_losses, buffer))
 

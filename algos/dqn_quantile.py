@@ -42,7 +42,7 @@ class Args(dqn_prioritised.Args):
 def train(args: Args, run: dqn.Run):
     if args.priority_exponent == 0:  # without the sum tree, which takes time
         return dqn.train(args, run, losses_of=quantile_losses)
-    stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1
+    stack = run.obs_space.shape[0] if dqn.is_game(args.env_id) else 1
     buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space, stack)
     dqn.train(args, run, buffer=buffer, losses_of=partial(weighted_losses, buffer))
 

@@ -434,7 +434,7 @@ def make_agent(args, obs_space, action_space, agent_class=Agent):
 
 
 def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it may remember
-    greedy = not args.env_id.startswith("ALE/")  # in a game a greedy agent can stall for ever
+    greedy = not is_game(args.env_id)  # in a game a greedy agent can stall for ever
     return lambda obs: agent.to_env(agent.act(obs, rng, greedy))
 
 

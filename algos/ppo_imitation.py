@@ -43,7 +43,7 @@ class Args(ppo.RunArgs):
             names = "demonstrations imitation_steps imitation_batch_size"
             ppo.refuse_typed(self, names, "without imitation_coef")
         ppo.require_range(self, "imitation_steps imitation_batch_size", low=1)
-        if self.save_episodes and (not self.evaluate or self.env_id.startswith("ALE/")):
+        if self.save_episodes and (not self.evaluate or ppo.is_game(self.env_id)):
             ppo.fail("save_episodes goes with evaluate, and not with Atari's games")
         if (path := self.save_episodes) and (Path(path).is_dir() or not Path(path).parent.is_dir()):
             ppo.fail(f"save_episodes={path} must be a file, in a folder that exists")
