@@ -211,7 +211,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_multi --env-id tasks:Same": "tasks:Same: module 'tasks' has no attribute 'Same'",
     "ppo_multi --env-id tasks:HiddenCartPole": "has no attribute 'possible_agents'",
     "ppo_multi --env-id nowhere.simple_v3": "nowhere.simple_v3: No module named 'nowhere'",
-    f"ppo_multi --env-id test_ppo_multi:blind --capture-video --eval-episodes 6 {SIX}": "'render'",
+    f"ppo_multi --env-id test_ppo_multi:Blind --capture-video --eval-episodes 6 {SIX}": "'render'",
     "ppo_multidiscrete --env-id environments:Several-v0 --bf16": "bf16 is for images",
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
