@@ -257,8 +257,10 @@ def test_a_run_is_waited_for_as_long_as_its_own_process_lives(local, tmp_path, c
     assert second.poll() == "" and "exit status -9" in first.poll()
     second.close()
 
+    (tmp_path / "run").unlink()
     third = run.LocalRun(local)
-    wait_for(lambda: local.log.read_text() == "begun\nbegun\n")  # of both; nothing is lost
+    wait_for(lambda: (tmp_path / "run").exists())
+    assert local.log.read_text() == "begun\nbegun\n"  # of both; nothing is lost
     third.stop()
     third.close()
 
@@ -277,21 +279,21 @@ def test_of_two_campaigns_at_once_one_waits_for_the_other(local, tmp_path, monke
 
 
 def test_a_campaign_works_where_the_user_stands(tmp_path, command, monkeypatch):
-    """README's own environment and a path in a table, as for a script alone."""
-    code = (ROOT / "README.md").read_text().split("```py\nimport gymnasium")[1].split("```")[0]
+    """Its environments and the paths of its table, as for a script alone."""
+    entry = "gymnasium.envs.classic_control:CartPoleEnv"
     (tmp_path / "mypackage").mkdir()
-    (tmp_path / "mypackage" / "envs.py").write_text(f"import gymnasium{code}")
+    code = f'import gymnasium\ngymnasium.register("Mine-v0", "{entry}", max_episode_steps=9)\n'
+    (tmp_path / "mypackage" / "envs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    env_id = "mypackage.envs:Corridor-v0"
+    env_id = "mypackage.envs:Mine-v0"
     command("ppo", f"--env-id {env_id} --total-timesteps 256")
     (only_run(tmp_path) / "weights.npz").rename(tmp_path / "first.npz")
     table = f'[ppo]\nenv_id = "{env_id}"\ntotal_timesteps = 256\ninit_weights = "first.npz"'
     (tmp_path / "mine.toml").write_text(table)
-    words = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "mine.toml", "--seeds", "1"]
-    here = {**os.environ, "PYTHONPATH": "."}
-    campaign = subprocess.run(words, env=here, capture_output=True, text=True)
-    assert campaign.returncode == 0, campaign.stdout + campaign.stderr
-    assert len(list(tmp_path.glob("runs/mine/ppo/mypackage.envs-Corridor-v0/ppo/1-*/*.json"))) == 2
+    monkeypatch.setenv("PYTHONPATH", ".")
+    jobs = run.plan(run.parse_options(["mine.toml", "--seeds", "1"]), [])
+    assert run.train(jobs, lambda: 1, run.LocalRun) == []
+    assert len(list(tmp_path.glob("runs/mine/ppo/mypackage.envs-Mine-v0/ppo/1-*/*.json"))) == 2
 
 
 @pytest.fixture
