@@ -64,18 +64,26 @@ class Args(dqn_prioritised.Args):
         return self.fragment_steps
 
 
-def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
+def train(args: Args, run: dqn.Run):
+    # Ray replaces actors; but an exact run ends, since what a dead one played cannot come again
+    replaced = {} if args.lockstep else {"max_restarts": -1, "max_task_retries": -1}
+    make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
+    spaces = run.obs_space, run.envs.single_action_space
+    actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
+    try:
+        learn(args, run, actors)
+    finally:  # Ray ends their processes, but not the programs that simulators are
+        closed = [actor.close.remote() for actor in actors]
+        ray.wait(closed, num_returns=len(closed), timeout=args.actor_timeout)
+
+
+def learn(args: Args, run: dqn.Run, actors: list):  # as dqn.train
     q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
     settings = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
     optimizer = torch.optim.Adam(q_network.parameters(), **settings)
     first_rates = [group["lr"] for group in optimizer.param_groups]
     buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space)  # of Atari's, whole stacks
     losses_of = partial(dqn_prioritised.weighted_losses, buffer)
-    # Ray replaces actors; but an exact run ends, since what a dead one played cannot come again
-    replaced = {} if args.lockstep else {"max_restarts": -1, "max_task_retries": -1}
-    make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
-    spaces = run.obs_space, run.envs.single_action_space
-    actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
     parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step = run.start(**parts, buffer=buffer)
     while step < args.total_timesteps:
@@ -159,12 +167,17 @@ class Actor(dqn.Run):
         self.agent = dqn.make_agent(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
 
+    def close(self):
+        if self.envs is not None:
+            self.envs.close()
+
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
         """A fragment, as rows for ReplayBuffer.add; the sizes of their TD errors, (steps, envs);
         returns and lengths of the episodes that ended in it.
         """
         args, n, rows, self.finished = self.args, self.args.num_envs, [], []
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
+            self.close()
             try:
                 self.envs = dqn.make_envs(args, n)
             except SystemExit:  # for Ray a crash, after which it would start this actor again
