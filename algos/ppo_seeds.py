@@ -16,6 +16,7 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
 """
 
 import contextlib
+import io
 import json
 import random
 from dataclasses import dataclass, replace
@@ -215,7 +216,7 @@ def iqm(returns):
 def report(runs, folders):
     """Ends every run but the first, and prints what all seeds reached together."""
     for run in runs[1:]:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             run.finish()
     results = [result_of(folder) for folder in folders[1:]]
     first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
