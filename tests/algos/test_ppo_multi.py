@@ -610,10 +610,10 @@ def test_a_mistake_of_the_constructor_keeps_its_traceback():
             new_run(f"{HERE}:Buggy", env_kwargs=size)
 
 
-@pytest.mark.parametrize("env_kwargs", ["[", "3", '{"sise": 3}'])
+@pytest.mark.parametrize("env_kwargs", ["[", "3", '{"width": 3}'])
 def test_arguments_that_no_world_can_take_are_named(env_kwargs, refused):
     said = refused("ppo_multi", f"--env-id {HERE}:Buggy --env-kwargs", env_kwargs)
-    assert ("sise" if "sise" in env_kwargs else f"{env_kwargs} must be a JSON object") in said
+    assert ("width" if "width" in env_kwargs else f"{env_kwargs} must be a JSON object") in said
 
 
 def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
