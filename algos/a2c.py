@@ -1285,12 +1285,13 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        # of which environments an episode ended, and not by a checkpoint
+        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
-        if len(ended):
+        if len(self.ended):
             next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
-        for i in ended:
+        for i in self.ended:
             next_obs[i] = infos["final_obs"][i]
             self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))

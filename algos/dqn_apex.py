@@ -66,18 +66,26 @@ class Args(dqn_prioritised.Args):
         return self.fragment_steps
 
 
-def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
+def train(args: Args, run: dqn.Run):
+    # Ray replaces actors; but an exact run ends, since what a dead one played cannot come again
+    replaced = {} if args.lockstep else {"max_restarts": -1, "max_task_retries": -1}
+    make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
+    spaces = run.obs_space, run.envs.single_action_space
+    actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
+    try:
+        learn(args, run, actors)
+    finally:  # Ray ends their processes, but not the programs that simulators are
+        closed = [actor.close.remote() for actor in actors]
+        ray.wait(closed, num_returns=len(closed), timeout=args.actor_timeout)
+
+
+def learn(args: Args, run: dqn.Run, actors: list):  # as dqn.train
     q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
     adam = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
     optimizer = torch.optim.Adam(q_network.parameters(), **adam)
     first_rates = [group["lr"] for group in optimizer.param_groups]
     buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space)  # of Atari's, whole stacks
     losses_of = partial(dqn_prioritised.weighted_losses, buffer)
-    # Ray replaces actors; but an exact run ends, since what a dead one played cannot come again
-    replaced = {} if args.lockstep else {"max_restarts": -1, "max_task_retries": -1}
-    make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
-    spaces = run.obs_space, run.envs.single_action_space
-    actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
     learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step = run.start(**learners, buffer=buffer)
     while step < args.total_timesteps:
@@ -163,9 +171,14 @@ class Actor(dqn.Run):
         self.args = args
         self.index = index
         self.obs_space = obs_space
+        self.make_envs = dqn.make_envs
         self.envs = None
         self.agent = dqn.make_agent(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
+
+    def close(self):
+        if self.envs is not None:
+            self.envs.close()
 
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
         """A fragment, as what ReplayBuffer.add takes; the sizes of their TD errors, (steps, envs);
@@ -176,8 +189,9 @@ class Actor(dqn.Run):
         transitions = []
         self.finished = []
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
+            self.close()
             try:
-                self.envs = dqn.make_envs(args, n)
+                self.envs = self.new_envs(n, step, 0, self.index)
             except SystemExit:  # for Ray a crash, after which it would start this actor again
                 raise RuntimeError(f"an actor's machine cannot make {args.env_id}") from None
             self.obs, _ = dqn.reset(self.envs, args.seed, step, 0, self.index)  # no evaluation's

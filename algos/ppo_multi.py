@@ -29,7 +29,7 @@ from torch import nn
 
 @dataclass
 class Args(ppo.RunArgs):
-    env_id: str = "tasks:Differ"  # A module with a parallel_env(), or `module:callable`.
+    env_id: str = "tasks:Differ"  # A module with a parallel_env(), or `module:Class`.
     num_envs: int = 8  # Agents in all worlds together: a multiple of those in one.
     eval_episodes: int = 12  # Of an evaluation, counted like num_envs: each agent plays one.
     num_agents: int | None = None  # Argument of the environment of this name; None: its own number.
@@ -87,9 +87,7 @@ def collect_step(agents, run, args):
     alive, finished = run.envs.alive, len(run.finished)
     transition = ppo.collect_step(agents, run, args)
     run.lengths[~alive] = 0  # the dead only wait
-    infos = run.infos.get("final_info", run.infos)  # the former at a checkpoint
-    ended = np.flatnonzero(infos["_final_obs"])
-    for row, (total, _) in zip(ended, run.finished[finished:], strict=True):
+    for row, (total, _) in zip(run.ended, run.finished[finished:], strict=True):
         # where one wins what another loses, the mean of all says nothing
         run.log({f"charts/episodic_return/{run.envs.agents[row % agents.num_agents]}": total})
     return transition | {"alive": alive}
@@ -222,9 +220,8 @@ class Worlds:
             alive += [agent in there for agent in self.agents]
         self.alive = np.array(alive)
         ended = terminated | truncated
-        for row in np.flatnonzero(ended):
-            infos[row]["final_info"] = last_infos[row]
-        infos = dict(enumerate(infos), _final_obs=ended, final_obs=np.concatenate(last_obs))
+        infos = dict(enumerate(infos), final_info=dict(enumerate(last_infos)))
+        infos |= {"_final_obs": ended, "final_obs": np.concatenate(last_obs)}
         return np.concatenate(obs), rewards, terminated, truncated, infos
 
     def close(self):
@@ -232,21 +229,43 @@ class Worlds:
             world.close()
 
 
+def maker(env_id):
+    """What makes a world; looked at before it is called: a stranger's run may name anything."""
+    module, _, name = env_id.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name or "parallel_env", None)
+    except (ImportError, ValueError, TypeError) as error:
+        pins = {"pettingzoo": "pettingzoo==1.27.0", "mpe2": "mpe2==1.1.1"}
+        pin = pins.get(getattr(error, "name", None))
+        ppo.fail(f"environment {env_id}: {error}" + (f"; pip install {pin}" if pin else ""))
+    methods = "reset", "step", "observation_space", "action_space", "close"
+    is_world = isinstance(make, type) and all(callable(getattr(make, x, None)) for x in methods)
+    if not is_world and not (callable(make) and name in ("", "parallel_env")):
+        ppo.fail(
+            f"environment {env_id} is neither a module with a parallel_env nor MODULE:CLASS "
+            f"with the methods {', '.join(methods)}"
+        )
+    return make
+
+
 def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
     keywords |= {} if args.num_agents is None else {"num_agents": args.num_agents}
-    module, _, name = args.env_id.partition(":")
+    make = maker(args.env_id)
     try:
         keywords |= {**json.loads(args.env_kwargs)}
-        make = getattr(importlib.import_module(module), name or "parallel_env")
+    except (ValueError, TypeError):
+        ppo.fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+    try:
         first = make(**keywords)
-        n = len(first.possible_agents)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        pins = {"pettingzoo": "pettingzoo==1.27.0", "mpe2": "mpe2==1.1.1"}
-        pin = pins.get(error.name) if isinstance(error, ImportError) else None
-        ppo.fail(f"environment {args.env_id}: {error}" + (f"; pip install {pin}" if pin else ""))
+    except TypeError as error:
+        if "argument" not in str(error):  # a mistake of its own, which its traceback shows
+            raise
+        ppo.fail(f"environment {args.env_id} with {keywords}: {error}")
+    n = len(first.possible_agents)
     for field in ("num_envs", "eval_episodes"):
         if getattr(args, field) % n:
+            first.close()
             ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
     if (args.num_policies or n) >= n:
         ppo.refuse_typed(args, "agent_id", "where no agents share a policy")

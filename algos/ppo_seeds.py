@@ -16,6 +16,7 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
 """
 
 import contextlib
+import io
 import json
 import random
 from dataclasses import dataclass, replace
@@ -53,10 +54,20 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 
 
 def train(args: Args, run: ppo.Run):
+    seeds = [Seed(0, run)]  # whose folder is there now; the others' begin with its name
     runs, folders = make_runs(args, run)
-    seeds = [Seed(place, run) for place, run in runs.items()]
-    for seed in seeds[1:]:
-        seed.run.bar.close()
+    try:
+        for place in list(runs)[1:]:
+            seeds.append(Seed(place, runs[place]))
+            seeds[-1].run.bar.close()
+        learn(args, seeds)
+        report(list(runs.values()), folders)
+    finally:  # main closes the first
+        for other in list(runs.values())[1:]:
+            other.close()
+
+
+def learn(args: Args, seeds: list):
     while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
         # all of them, but after a kill between two checkpoints those that are behind
         behind = [seed for seed in seeds if seed.step == step]
@@ -69,7 +80,6 @@ def train(args: Args, run: ppo.Run):
                 seed.agent.obs_moments.update(batch["obs"])
             own["charts/learning_rate"] = seed.optimizer.param_groups[0]["lr"]
             seed.step = seed.run.end_iteration(own)
-    report(list(runs.values()), folders)
 
 
 class Seed:
@@ -197,11 +207,10 @@ def make_runs(args, first):
     runs, folders = {0: first}, [first.folder]
     for place, own in enumerate(settings[1:], 1):
         folder = first.folder.with_name(f"{first.folder.name}-{place + 1}-{own['seed']}")
-        folder.mkdir(exist_ok=True)
         folders.append(folder)
-        if not (folder / "result.json").exists():
-            # without a checkpoint it was killed right at its start
-            own["resume"] = str(folder) if (folder / "checkpoint.pt").exists() else None
+        if result_of(folder) is None:
+            # without args.json, which comes after the first checkpoint, it was killed at its start
+            own["resume"] = str(folder) if (folder / "args.json").exists() else None
             runs[place] = make_run(replace(args, **own), folder)
     return runs, folders
 
@@ -209,9 +218,19 @@ def make_runs(args, first):
 def make_run(args, folder):
     class Run(ppo.Run):
         def make_folder(self):
+            folder.mkdir(exist_ok=True)
             return folder
 
     return Run("ppo_seeds", args, make_agent, ppo.evaluation_policy)
+
+
+def result_of(folder):
+    """What result.json has, None where the run is not finished."""
+    path = folder / "result.json"
+    try:
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+    except ValueError as error:
+        ppo.fail(f"{path}: {error}")
 
 
 def iqm(returns):
@@ -223,9 +242,9 @@ def iqm(returns):
 def report(runs, folders):
     """Ends every run but the first, and prints what all seeds reached together."""
     for run in runs[1:]:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             run.finish()
-    results = [json.loads((folder / "result.json").read_text("utf-8")) for folder in folders[1:]]
+    results = [result_of(folder) for folder in folders[1:]]
     first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
     for result, folder in zip([first, *results], folders, strict=True):
         print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
