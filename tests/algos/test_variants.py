@@ -96,6 +96,8 @@ def test_the_policy_of_an_evaluation_may_have_a_memory():
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
 ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
+IMAGES = "--num-envs 4 --num-steps 16 --total-timesteps 192 --checkpoint-frequency 64 "
+IMAGES += "--update-epochs 2 --torch-threads 1 --eval-episodes 2 "
 CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
 CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
 WORLDS = (
@@ -110,6 +112,9 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
     f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
+    f"ppo_dict {IMAGES}",
+    f"ppo_dict {IMAGES} --env-id test_ppo_dict:ArmCamera-v0 --norm-obs --norm-reward",
+    f"ppo_hybrid {ON_POLICY} --norm-obs",
     f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
     f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
@@ -185,6 +190,11 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
     "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
+    "ppo_dict --env-id environments:Colour-v0": "must be a Dict or Tuple of images and vectors",
+    "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple of images and vectors",
+    "ppo_dict --bf16": "bf16",
+    "ppo_hybrid --env-id environments:Switches-v0": "Discrete and Box of real numbers",
+    "ppo_hybrid --env-id environments:WholeNumbers-v0": "Discrete and Box of real numbers",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --demonstrations absent.npz": "No such file",
     "ppo_imitation --demonstrations short.npz": "actions",

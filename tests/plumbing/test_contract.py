@@ -128,10 +128,14 @@ def test_variants_refuse_what_their_parents_do(refused, variant):
         refused(name, " ".join(words))
 
 
-@pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask", "ppo_pqn"])
+OTHERS = ["ppo_multidiscrete", "ppo_mask", "ppo_pqn", "ppo_hybrid", "ppo_dict"]
+
+
+@pytest.mark.parametrize("variant", [*PPO_VARIANTS, *OTHERS])
 def test_a_last_rollout_of_one_step_trains_in_variants(command, variant):
     name, *flags = variant.split()
     env = {"ppo_mask": "tasks:InvalidActions", "ppo_multidiscrete": "environments:Several"}
+    env |= {"ppo_hybrid": "environments:Mixture", "ppo_dict": "tasks:Doors"}
     words = [f"--env-id {env.get(name, 'environments:Ending')}-v0", COMMON, *flags]
     minibatches = 1 if name == "ppo_lstm" else 4  # it takes whole environments
     shape = f"--num-envs 1 --total-timesteps 33 --num-steps 16 --num-minibatches {minibatches}"
