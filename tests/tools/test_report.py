@@ -166,7 +166,7 @@ def test_a_cell_comes_back_from_its_files(results):
     steps, returns = cell.curve("training")  # where all seeds have one
     assert steps.tolist() == [100] and returns.tolist() == [[2], [4], [4]]
     (report.RESULTS / "CartPole-v1-ppo-mine.json").write_text("{")
-    with pytest.raises(report.UserError, match="ppo-mine.* cannot be read as a cell"):
+    with pytest.raises(report.UserError, match="cannot be read as a cell"):
         report.read_cells(report.RESULTS)
 
 
