@@ -1039,7 +1039,8 @@ class Run:
         args = self.args
         self.parts = parts
         self.started = time.perf_counter()
-        resumed, self.saved = self.saved, None
+        resumed = self.saved
+        self.saved = None  # it may be large
         if resumed:
             for name, part in parts.items():
                 if name not in resumed["parts"]:
@@ -1306,12 +1307,14 @@ def progress_bar(**settings):
 
 @contextlib.contextmanager
 def generators_restored():
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    of_torch = torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
 
 

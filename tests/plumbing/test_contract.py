@@ -69,6 +69,10 @@ SPACES = {  # the scripts that train; of the line with which the others refuse, 
     "Strip": (NONE, "too small|Discrete"),
     **dict.fromkeys(["Empty", "EmptyParts", "EmptyPicture"], (NONE, "empty")),
     "Sentence": (NONE, "no fixed size"),
+    "Missions": (NONE, r"observation\['mission'\], .*no fixed size.*FilterObservation"),
+    "Board": (NONE, "FlattenObservation"),
+    "FloatImage": (NONE, "must be uint8"),
+    "Cockpit": (NONE, r"observation\['camera'\], .*ppo_dict"),
 }
 
 
