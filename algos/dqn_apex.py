@@ -52,6 +52,8 @@ class Args(dqn_prioritised.Args):
         super().check()
         dqn.require_range(self, "num_actors broadcast_frequency fragment_steps", low=1)
         dqn.require_range(self, "actor_timeout", low=0.1)
+        if self.lockstep:
+            dqn.refuse_typed(self, "actor_timeout", "with lockstep")
         if self.total_timesteps % self.fragment_steps or self.fragment_steps % self.train_frequency:
             dqn.fail("total_timesteps must divide by fragment_steps, those by train_frequency")
         if (self.exploration_fraction, self.exploration_steps) != (0.2, None):
@@ -163,13 +165,11 @@ class Actor(dqn.Run):
     def __init__(self, args: Args, index: int, obs_space, action_space):
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)  # as in dqn.Run
-        self.args, self.index, self.obs_space, self.envs = args, index, obs_space, None
+        self.args, self.index, self.obs_space = args, index, obs_space
+        self.make_envs = dqn.make_envs
+        self.envs = self.writer = self.bar = self.lock = None  # what dqn.Run.close looks at
         self.agent = dqn.make_agent(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
-
-    def close(self):
-        if self.envs is not None:
-            self.envs.close()
 
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
         """A fragment, as rows for ReplayBuffer.add; the sizes of their TD errors, (steps, envs);
@@ -179,7 +179,7 @@ class Actor(dqn.Run):
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
             self.close()
             try:
-                self.envs = dqn.make_envs(args, n)
+                self.envs = self.new_envs(n, step, 0, self.index)
             except SystemExit:  # for Ray a crash, after which it would start this actor again
                 raise RuntimeError(f"an actor's machine cannot make {args.env_id}") from None
             self.obs, _ = dqn.reset(self.envs, args.seed, step, 0, self.index)  # no evaluation's

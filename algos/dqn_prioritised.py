@@ -31,6 +31,8 @@ class Args(dqn.RunArgs):
     def check(self):
         super().check()
         dqn.require_range(self, "priority_exponent importance_exponent", high=1)
+        if self.priority_exponent == 0:
+            dqn.refuse_typed(self, "importance_exponent", "with priority_exponent 0")
 
 
 def train(args: Args, run: dqn.Run):

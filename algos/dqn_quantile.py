@@ -37,8 +37,6 @@ class Args(dqn_prioritised.Args):
     def check(self):
         super().check()
         dqn.require_range(self, "kappa", low=1e-6, high=1e6)
-        if self.priority_exponent == 0 and self.importance_exponent != Args.importance_exponent:
-            dqn.fail("importance_exponent has no effect without a priority_exponent")
 
 
 def train(args: Args, run: dqn.Run):

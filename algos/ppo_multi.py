@@ -84,14 +84,14 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
 
 def collect_step(agents, run, args):
     """ppo's, and who was `alive` to act, (rows,). Logs the returns of each agent."""
-    alive, finished = run.envs.alive, len(run.finished)
+    worlds = run.envs  # at a checkpoint others take their place
+    alive, finished = worlds.alive, len(run.finished)
     step = ppo.collect_step(agents, run, args)
     run.lengths[~alive] = 0  # the dead only wait
-    infos = run.infos.get("final_info", run.infos)  # the former at a checkpoint
-    ended = np.flatnonzero(infos["_final_obs"])
+    ended = np.flatnonzero(worlds.ended)
     for row, (total, _) in zip(ended, run.finished[finished:], strict=True):
         # where one wins what another loses, the mean of all says nothing
-        run.log({f"charts/episodic_return/{run.envs.agents[row % agents.num_agents]}": total})
+        run.log({f"charts/episodic_return/{worlds.agents[row % agents.num_agents]}": total})
     return step | {"alive": alive}
 
 
@@ -214,10 +214,10 @@ class Worlds:
             obs.append(self.observe({x: shown for x, shown in world_obs.items() if x in there}))
             infos += self.heard(said)
             alive += [agent in there for agent in self.agents]
-        self.alive, ended = np.array(alive), terminated | truncated
-        for row in np.flatnonzero(ended):
-            infos[row]["final_info"] = last_infos[row]
-        infos = dict(enumerate(infos), _final_obs=ended, final_obs=np.concatenate(last_obs))
+        self.alive = np.array(alive)
+        self.ended = terminated | truncated  # (rows,): whose episode ended in this step
+        infos = dict(enumerate(infos), final_info=dict(enumerate(last_infos)))
+        infos |= {"_final_obs": self.ended, "final_obs": np.concatenate(last_obs)}
         return np.concatenate(obs), rewards, terminated, truncated, infos
 
     def close(self):
@@ -248,10 +248,7 @@ def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
     keywords |= {} if args.num_agents is None else {"num_agents": args.num_agents}
     make = maker(args.env_id)
-    try:
-        keywords |= {**json.loads(args.env_kwargs)}
-    except (ValueError, TypeError):
-        ppo.fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+    keywords |= json.loads(args.env_kwargs)
     try:
         first = make(**keywords)
     except TypeError as error:

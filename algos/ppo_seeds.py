@@ -42,6 +42,7 @@ class Args(ppo.RunArgs):
             if field not in VARIED or not values:
                 words = " ".join(self.vary) or "nothing"
                 ppo.fail(f"--vary takes one of {', '.join(VARIED)}, then values, not {words}")
+            ppo.refuse_typed(self, field, f"with vary {field}")
             try:
                 for value in reversed(values):  # the first one is that of this run folder
                     setattr(self, field, float(value))
@@ -56,9 +57,16 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 def train(args: Args, run: ppo.Run):
     seeds = [Seed(0, run)]  # whose folder is there now; the others' begin with its name
     runs, folders = make_runs(args, run)
-    for place in list(runs)[1:]:
-        seeds.append(Seed(place, runs[place]))
-        seeds[-1].run.bar.close()
+    with contextlib.ExitStack() as stack:
+        for place in list(runs)[1:]:
+            stack.callback(runs[place].close)  # ppo.main closes the first
+            seeds.append(Seed(place, runs[place]))
+            seeds[-1].run.bar.close()
+        learn(args, seeds)
+        report(list(runs.values()), folders)
+
+
+def learn(args, seeds):
     while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
         # all of them, but after a kill between two checkpoints those that are behind
         behind = [seed for seed in seeds if seed.step == step]
@@ -71,7 +79,6 @@ def train(args: Args, run: ppo.Run):
                 seed.agent.obs_moments.update(batch["obs"])
             own["charts/learning_rate"] = seed.optimizer.param_groups[0]["lr"]
             seed.step = seed.run.end_iteration(own)
-    report(list(runs.values()), folders)
 
 
 class Seed:
