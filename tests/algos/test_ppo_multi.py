@@ -581,6 +581,7 @@ CALLED = []
 
 def function_of_a_stranger(**keywords):
     CALLED.append(keywords)
+    return Mortal()
 
 
 class Buggy(Mortal):
