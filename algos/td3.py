@@ -1104,13 +1104,12 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, and not by a checkpoint
-        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
-        if len(self.ended):
+        if len(ended):
             next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
-        for i in self.ended:
+        for i in ended:
             next_obs[i] = infos["final_obs"][i]
             self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))
