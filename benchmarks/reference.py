@@ -1,4 +1,4 @@
-"""Writes seeds of benchmarks/results/ as event files, so that TensorBoard shows them beside your run.
+"""Writes seeds of benchmarks/results/ as event files: TensorBoard shows them beside your runs.
 
     python benchmarks/reference.py lunarlander         every table of benchmarks/lunarlander.toml
     python benchmarks/reference.py lunarlander:ppo     one of them
