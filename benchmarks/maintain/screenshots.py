@@ -37,7 +37,7 @@ RUNS = {  # script: flags, and those of a short run
         "--total-timesteps 1000",
     ),
 }
-REFERENCE = "cartpole:ppo"  # beside a run of the same table
+REFERENCE = "lunarlander:ppo"  # beside a run of the same table
 REFERENCE_PAGE = {
     "reference.png": (
         "?darkMode=false&smoothing=0&tagFilter=episodic_return#timeseries",
@@ -187,7 +187,7 @@ def main():
         finished = [path.parent for path in runs_dir.glob("*/*/*/result.json")]
         names = [str(folder.relative_to(runs_dir)) for folder in finished]
         assert len(names) == len(jobs), names
-        train("ppo", 1, beside, options.short, f"--config {REFERENCE} --eval-frequency 5000")
+        train("ppo", 1, beside, options.short, f"--config {REFERENCE} --eval-frequency 50000")
         command = [sys.executable, ROOT / "benchmarks" / "reference.py", REFERENCE]
         subprocess.run([*command, "--runs-dir", beside], check=True, stdout=subprocess.DEVNULL)
         shots = [(runs_dir, PAGES, names), (beside, REFERENCE_PAGE, ["reference/"])]
