@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from zipfile import BadZipFile
 
 import gymnasium as gym
 import numpy as np
@@ -76,6 +77,11 @@ def read_any_run(folder: Path) -> AnyRun:
         # its last episode ends a little before the budget does
         finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
+    try:
+        for name in ("total_timesteps", "num_envs", "gamma"):
+            float(args.get(name, 1))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder} has no number as {name}: {error}") from None
     points = report.training_episodes(scalars, one_a_point=not ours)
     return AnyRun(folder, algo, args, versions, command, scalars, points, finished, resumed)
 
@@ -201,8 +207,11 @@ def least_entropy(run: AnyRun) -> float:
     """
     arrays = {}
     if (path := run.folder / "weights.npz").exists():
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file}
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
     if "log_std" in arrays:
         return arrays["log_std"].size * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
     if "continuous" in run.algo:  # CleanRL's, which does not tell the number of dimensions
@@ -278,7 +287,8 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
     for tag, curve in scalars.items():
         for step, value in curve:
             points[step][tag] = value
-    total, num_envs = float(args.get("total_timesteps", max(points))), int(args.get("num_envs", 1))
+    total = float(args.get("total_timesteps", max(points)))
+    num_envs = float(args.get("num_envs", 1))
     gamma, clipped = float(args.get("gamma", 1)), args.get("clip_reward") == "True"
     now, worth, since, said = {}, 0.0, {}, {}
     for step in sorted(points):

@@ -233,6 +233,19 @@ def test_a_broken_args_json_is_a_line(results, text):
         compare.read_any_run(results / "run")
 
 
+def test_broken_numbers_and_weights_are_a_line(results):
+    write_curves(results / "run", 8.0)
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": [0.9]}}
+    (results / "run" / "args.json").write_text(json.dumps(saved))
+    with pytest.raises(report.UserError, match="has no number as gamma"):
+        compare.read_any_run(results / "run")
+    (results / "run" / "args.json").write_text(json.dumps({"algo": "ppo", "args": {}}))
+    for data in (b"", b"nothing", b"PK\x03\x04nothing"):
+        (results / "run" / "weights.npz").write_bytes(data)
+        with pytest.raises(report.UserError, match=r"weights\.npz cannot be read"):
+            compare.compare([results / "run"], results / "compare.png")
+
+
 def test_a_run_that_was_resumed_with_something_else_says_so(results, capsys):
     write_curves(results / "run", 8.0)
     first, second = {"torch": "2.13.0", "script": "5c41" * 16}, {"script": "07e4" * 16}
