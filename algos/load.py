@@ -7,8 +7,10 @@ obs, infos = envs.reset(seed=[7])
 obs, rewards, terminated, truncated, infos = envs.step(policy(obs))
 """
 
+import hashlib
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,11 +24,16 @@ def load(path, num_envs: int = 1, **keywords):
     to actions, (num_envs, ...) each, and as many environments (see make_envs in ppo.py; num_envs of
     ppo_multi are rows, in whole worlds), made with keywords such as render_mode="human". A policy
     may remember: load it anew for new episodes.
+
+    Of what the folder names only the environment is executed: its module is imported.
     """
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
-    name = json.loads((folder / "args.json").read_text("utf-8-sig"))["algo"]
+    name, trained = read_about(folder)
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
+    args.capture_video = False  # it would need a screen
+    if other := other_versions(trained, versions_of(parent, args_class)):
+        print(f"{folder} was trained with {other}", file=sys.stderr)
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
     run.agent.eval()
@@ -35,8 +42,29 @@ def load(path, num_envs: int = 1, **keywords):
     return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs
 
 
+def refuse(text):
+    """As the scripts do: one line, and exit status 2."""
+    print(f"load: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_about(folder: Path) -> tuple:
+    """The name of a run's script, and the versions that trained it: from the start, and since each
+    time that it was resumed.
+    """
+    path = folder / "args.json"
+    try:
+        about = json.loads(path.read_text("utf-8-sig"))
+        parts = [{"versions": about.get("versions", {})}, *about.get("resumed", [])]
+        return about["algo"], [dict(part["versions"]) for part in parts]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        refuse(f"{path}: {type(error).__name__}: {error}")
+
+
 def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
+    if not is_script(name):
+        refuse(f"no script beside {Path(__file__).name} is named {name!r}")
     module = importlib.import_module(name)
     if hasattr(module, "Run"):  # a script, or a copy of one
         parent = module
@@ -46,3 +74,33 @@ def parts_of(name: str):
     args_class = parent.RunArgs if module is parent else module.Args
     names = "make_agent", "evaluation_policy", "make_envs"
     return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)
+
+
+def is_script(name) -> bool:
+    """Whether a file beside this one has this name and calls main; nothing else is imported."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
+        return False
+    path = Path(__file__).with_name(f"{name}.py")
+    call = re.compile(r"^    (\w+\.)?main\(", re.MULTILINE)
+    return path.is_file() and bool(call.search(path.read_text("utf-8")))
+
+
+def versions_of(parent, args_class) -> dict:
+    """What args.json would say of these packages and of this script: see Run.describe."""
+    files = {sys.modules[c.__module__].__file__ for c in args_class.__mro__[:-1]}
+    code = b"".join(Path(file).read_bytes() for file in sorted(files))
+    modules = parent.torch, parent.np, parent.gym
+    versions = {module.__name__: module.__version__ for module in modules}
+    return versions | {"script": hashlib.sha256(code).hexdigest()}
+
+
+def other_versions(trained: list[dict], here: dict) -> str:
+    """What a run was trained with and is not here, in words."""
+    found = []
+    for name, version in here.items():
+        others = sorted({str(part[name]) for part in trained if name in part} - {version})
+        if others and name == "script":
+            found.append("another version of its script")
+        elif others:
+            found.append(f"{name} {' and '.join(others)}, not {version}")
+    return "; ".join(found)

@@ -452,7 +452,8 @@ def mlp(num_inputs: int, hidden_size: int, activation: str, num_outputs: int, ga
 def nature_cnn(image_shape: tuple):
     """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
     if min(image_shape[1:]) < 36:
-        fail(f"images of {image_shape} are too small for three convolutions: at least 36 x 36")
+        flat = "or gym.wrappers.FlattenObservation in make_env"
+        fail(f"images of {image_shape} are too small for convolutions: 36 x 36 at least, {flat}")
     layers = []
     sizes = (image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)
     for channels_in, channels_out, kernel_size, stride in sizes:
@@ -506,7 +507,7 @@ def make_env(env_id: str, **keywords):
     before_making(env_id)
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    if not (space.dtype == np.uint8 and len(space.shape) > 1):
+    if space.dtype != np.uint8 or len(space.shape) < 2 or 0 in space.shape:
         return as_vectors(env)
     shape = channels_first(np.zeros(space.shape, np.uint8)).shape
     space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
@@ -793,7 +794,7 @@ def why_no_vector(space, alone: bool) -> str:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
     if picture and len(shape) == 3 and not small_numbers:
         return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
-    if small_numbers and len(shape) > 1 and alone:
+    if small_numbers and len(shape) > 1 and alone and 0 not in shape:
         return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
     return ""
 

@@ -592,7 +592,7 @@ def why_no_vector(space, alone: bool) -> str:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
     if picture and len(shape) == 3 and not small_numbers:
         return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
-    if small_numbers and len(shape) > 1 and alone:
+    if small_numbers and len(shape) > 1 and alone and 0 not in shape:
         return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
     return ""
 
