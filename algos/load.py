@@ -7,7 +7,6 @@ obs, infos = envs.reset(seed=[7])
 obs, rewards, terminated, truncated, infos = envs.step(policy(obs))
 """
 
-import hashlib
 import importlib
 import json
 import re
@@ -28,12 +27,9 @@ def load(path, num_envs: int = 1, **keywords):
     Of what the folder names only the environment is executed: its module is imported.
     """
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
-    name, trained = read_about(folder)
+    name = algo_of(folder)
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
-    args.capture_video = False  # it would need a screen
-    if other := other_versions(trained, versions_of(parent, args_class)):
-        print(f"{folder} was trained with {other}", file=sys.stderr)
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
     run.agent.eval()
@@ -48,16 +44,12 @@ def refuse(text):
     sys.exit(2)
 
 
-def read_about(folder: Path) -> tuple:
-    """The name of a run's script, and the versions that trained it: from the start, and since each
-    time that it was resumed.
-    """
+def algo_of(folder: Path) -> str:
+    """The name of a run's script."""
     path = folder / "args.json"
     try:
-        about = json.loads(path.read_text("utf-8-sig"))
-        parts = [{"versions": about.get("versions", {})}, *about.get("resumed", [])]
-        return about["algo"], [dict(part["versions"]) for part in parts]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return json.loads(path.read_text("utf-8-sig"))["algo"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         refuse(f"{path}: {type(error).__name__}: {error}")
 
 
@@ -83,24 +75,3 @@ def is_script(name) -> bool:
     path = Path(__file__).with_name(f"{name}.py")
     call = re.compile(r"^    (\w+\.)?main\(", re.MULTILINE)
     return path.is_file() and bool(call.search(path.read_text("utf-8")))
-
-
-def versions_of(parent, args_class) -> dict:
-    """What args.json would say of these packages and of this script: see Run.describe."""
-    files = {sys.modules[c.__module__].__file__ for c in args_class.__mro__[:-1]}
-    code = b"".join(Path(file).read_bytes() for file in sorted(files))
-    modules = parent.torch, parent.np, parent.gym
-    versions = {module.__name__: module.__version__ for module in modules}
-    return versions | {"script": hashlib.sha256(code).hexdigest()}
-
-
-def other_versions(trained: list[dict], here: dict) -> str:
-    """What a run was trained with and is not here, in words."""
-    found = []
-    for name, version in here.items():
-        others = sorted({str(part[name]) for part in trained if name in part} - {version})
-        if others and name == "script":
-            found.append("another version of its script")
-        elif others:
-            found.append(f"{name} {' and '.join(others)}, not {version}")
-    return "; ".join(found)

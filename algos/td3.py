@@ -1004,11 +1004,16 @@ class Run:
         if not path.exists():
             return
         about = json.loads(path.read_text("utf-8-sig"))
-        now = versions(type(self.args))
-        trained_by = [about, *about.get("resumed", [])][-1].get("versions", {})
-        other = [name for name, value in now.items() if trained_by.get(name) != value]
+        trained = [about, *about.get("resumed", [])]
+        other = []
+        for name, here in versions(type(self.args)).items():
+            there = {part.get("versions", {}).get(name, here) for part in trained} - {here}
+            if there and name == "script":
+                other.append("another version of its script")
+            elif there:
+                other.append(f"{name} {' and '.join(sorted(there))}, not {here}")
         if other:
-            print(f"{self.folder} was trained with another {', '.join(other)}", file=sys.stderr)
+            print(f"{self.folder} was trained with {'; '.join(other)}", file=sys.stderr)
 
     def make_folder(self) -> Path:
         """A new folder, numbered where runs of one seed start in the same second."""

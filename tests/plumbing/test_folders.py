@@ -32,10 +32,10 @@ def test_who_goes_on_with_the_work_of_another_script_is_told(command):
     (folder / "args.json").write_text(json.dumps(trained_by | {"versions": theirs}))
     for flag in ("--evaluate", "--resume"):
         said = command("ppo", flag, folder).err
-        assert f"{folder} was trained with another torch, script" in said
+        words = f"torch 2.0.0, not {torch.__version__}; another version of its script"
+        assert f"{folder} was trained with {words}" in said
     now = {"step": 256, "versions": trained_by["versions"]}
     assert about(folder)["versions"] == theirs and about(folder)["resumed"] == [now]
-    assert "was trained with" not in command("ppo", "--evaluate", folder).err
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])
