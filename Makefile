@@ -38,7 +38,7 @@ torture: .venv/installed-dev
 
 speed: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/maintain/more_speeds.py
+	$(BIN)/python benchmarks/maintain/more_speeds.py seeds
 
 report: .venv/installed-dev
 	$(BIN)/python benchmarks/maintain/publish.py --from-csv

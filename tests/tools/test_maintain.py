@@ -13,7 +13,6 @@ import same_numbers
 
 MAINTAIN = ROOT / "benchmarks" / "maintain"
 WRONG = {
-    "profiled.py 5000 ppo_lstm": "invalid choice: 'ppo_lstm'",
     "trained.py": "the following arguments are required: runs",
     "trained.py nowhere": "nowhere is no folder",
     "until_solved.py": "the following arguments are required: threshold",
