@@ -44,6 +44,14 @@ def test_a_name_that_the_file_of_hashes_lacks_is_a_difference(lacks, tmp_path, m
     assert exit.value.code == lacks and last.endswith("old.json" if lacks else "same")
 
 
+def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
+    path = tmp_path / "same.json"
+    for name, *scripts in ("aab", "acd", "bxy", "ade"):
+        same_numbers.record(path, name, "ppo", scripts, "HEAD", "f00")
+    found = {old["name"]: old["scripts"] for old in json.loads(path.read_text())}
+    assert found == {"a": ["c", "d", "e"], "b": ["x", "y"]}
+
+
 def test_targets_of_make_install_what_their_tools_import():
     """pandas and matplotlib come with .venv/installed-dev, also where report.py imports them."""
     text = (ROOT / "Makefile").read_text()
