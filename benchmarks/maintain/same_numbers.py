@@ -10,7 +10,8 @@ The tables of benchmarks/*.toml, without those that need mpe2, demonstrations or
 defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
 commands for what no table uses. With --record, tables with equal hashes go into
 results/same-numbers.json with the SHA-256 of both scripts, and of those that it has as their
-equals: report.py then lets seeds of the one join a cell of the other. Exit status: 0 if every hash is the same, 1 if not.
+equals: report.py then lets seeds of the one join a cell of the other. Exit status: 0 if every hash
+is the same, 1 if not.
 """
 
 import argparse
