@@ -4,12 +4,10 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import json
 import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -113,40 +111,6 @@ class Result:
         return self.line("run hash")
 
 
-@pytest.fixture(scope="session")
-def server():
-    command = [sys.executable, ROOT / "tests" / "forkserver.py"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
-        yield process
-        process.stdin.close()
-
-
-@pytest.fixture
-def script(server, tmp_path, tmp_path_factory):
-    """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is.
-
-    With `kill_after` it gets a SIGKILL so many seconds after its start.
-    """
-    outputs = tmp_path_factory.mktemp("outputs")
-
-    def run(name: str, *flags, ok: bool = True, kill_after: float | None = None) -> Result:
-        job = {
-            "command": [str(word) for word in (ROOT / "algos" / f"{name}.py", *flags)],
-            "cwd": str(tmp_path),
-            "out": str(outputs / "out"),
-            "err": str(outputs / "err"),
-            "kill_after": kill_after,
-        }
-        print(json.dumps(job), file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
-        result = Result(status, (outputs / "out").read_text(), (outputs / "err").read_text())
-        assert status == 0 or not ok, result.err
-        return result
-
-    return run
-
-
 @pytest.fixture
 def command(monkeypatch, capsys):
     """command("ppo", "--seed 3", path, ...) runs algos/ppo.py as its command does, here. What is
@@ -167,6 +131,12 @@ def command(monkeypatch, capsys):
         return Result(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def script(command):
+    """The same, under its other name."""
+    return command
 
 
 @pytest.fixture
