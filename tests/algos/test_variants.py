@@ -4,94 +4,9 @@ import importlib
 from pathlib import Path
 
 import numpy as np
-import ppo
 import pytest
-from conftest import only_run, parse, scalars, stopped, train_function
+from conftest import parse, scalars, stopped, train_function
 from load import parts_of
-
-VARIANT = '''"""PPO whose values are kept small.
-
-A whole variant.
-"""
-
-from dataclasses import dataclass
-from functools import partial
-
-import ppo
-
-
-@dataclass
-class Args(ppo.RunArgs):
-    value_decay: float = 0.5  # Weight of the mean squared value.
-
-
-def loss(agent, minibatch, args, clip_coef):
-    loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
-    square = agent.value(agent.features(minibatch["obs"])).square().mean()
-    return loss + args.value_decay * square, {**terms, "square": square}, log_ratio
-
-
-train = partial(ppo.train, loss_of=loss)
-
-if __name__ == "__main__":
-    ppo.main("decayed", Args, ppo.make_agent, train, ppo.evaluation_policy)
-'''
-
-
-def test_a_variant_brings_its_arguments_and_its_loss_and_uses_the_rest(
-    command, tmp_path, monkeypatch
-):
-    (tmp_path / "decayed.py").write_text(VARIANT)
-    flags = "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 2"
-    plain = command("ppo", flags, "--runs-dir", "plain")
-    variant = tmp_path / "decayed"  # an absolute path
-    same = command(variant, flags, "--value-decay", 0, "--runs-dir", "same")
-    assert same.hash == plain.hash
-    trained = command(variant, flags)
-    assert trained.hash != plain.hash
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("CartPole-v1", "decayed")
-    assert {tag for tag, _ in scalars(folder)} >= {"losses/square", "losses/entropy"}
-
-    evaluated = command(variant, "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert command("ppo", "--evaluate", folder, ok=False).status == 2
-    shown = command(variant, "--help").out
-    assert "Weight of the mean squared value." in shown
-    assert "PPO whose values are kept small." in shown
-
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("decayed")
-    (tmp_path / "own.toml").write_text("[decayed]\nvalue_decay = 0.25\nnum_envs = 2\n")
-    args = ppo.parse_args("decayed", module.Args, ["--config", "own.toml"])
-    assert (args.value_decay, args.num_envs) == (0.25, 2)
-    args = ppo.parse_args("decayed", module.Args, [*flags.split(), "--runs-dir", "stopped"])
-    run = ppo.Run("decayed", args, ppo.make_agent, ppo.evaluation_policy)
-    stopped(run, module.train, after=1000)
-    assert command(variant, "--resume", run.folder).hash == trained.hash
-
-
-def test_the_policy_of_an_evaluation_may_have_a_memory():
-    """It is made anew for each evaluation, so two of the same agent are the same."""
-    memories = []
-
-    def evaluation_policy(agent, rng, args):
-        memory = {"steps": 0}
-        memories.append(memory)
-
-        def policy(obs):
-            memory["steps"] += 1
-            return np.full(len(obs), memory["steps"] // 3 % 2)
-
-        return policy
-
-    args = ppo.RunArgs(total_timesteps=768, eval_frequency=256, eval_episodes=3)
-    run = ppo.Run("ppo", args, ppo.make_agent, evaluation_policy)
-    ppo.train(args, run)  # evaluates at steps 256 and 512
-    returns = [run.evaluate() for _ in range(2)]
-    assert [memory["steps"] for memory in memories] == [returns[0].max()] * 4
-    np.testing.assert_array_equal(*returns)
-
 
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
