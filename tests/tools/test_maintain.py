@@ -16,6 +16,7 @@ WRONG = {
     "trained.py": "the following arguments are required: runs",
     "trained.py nowhere": "nowhere is no folder",
     "until_solved.py": "the following arguments are required: threshold",
+    "mistakes.py no-such-mistake": "no such CSV in docs/pictures/: no-such-mistake",
     "same_numbers.py --jobs 0": "--jobs 0 must be at least 1",
 }
 
@@ -29,19 +30,6 @@ def test_wrong_input_is_refused_with_a_line(words, tmp_path, monkeypatch, capsys
         runpy.run_path(str(MAINTAIN / name), run_name="__main__")
     assert exit.value.code == 2
     assert WRONG[words] in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("lacks", [False, True])
-def test_a_name_that_the_file_of_hashes_lacks_is_a_difference(lacks, tmp_path, monkeypatch, capsys):
-    names = ("a", "b")
-    (tmp_path / "old.json").write_text(json.dumps(dict.fromkeys(names[: 2 - lacks], "f00")))
-    monkeypatch.setattr(same_numbers, "commands", lambda only: dict.fromkeys(names, "ppo"))
-    monkeypatch.setattr(same_numbers, "trained", lambda tree, command: ("f00", "5c41"))
-    monkeypatch.setattr(sys, "argv", ["same_numbers.py", "--read", str(tmp_path / "old.json")])
-    with pytest.raises(SystemExit) as exit:
-        same_numbers.main()
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert exit.value.code == lacks and last.endswith("old.json" if lacks else "same")
 
 
 def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
