@@ -337,6 +337,18 @@ def test_the_target_follows_whatever_the_agent_has():
     torch.testing.assert_close(target.encoder.weight.detach(), expected)
 
 
+def test_the_target_networks_do_not_drop_out(monkeypatch):
+    modes, q_losses = set(), td3_sac.q_losses
+
+    def spy(agent, target, *rest):
+        modes.add((agent.training, target.training))
+        return q_losses(agent, target, *rest)
+
+    monkeypatch.setattr(td3_sac, "q_losses", spy)
+    train(td3_sac, **TINY | {"total_timesteps": 60})
+    assert modes == {(True, False)}
+
+
 def test_a_temperature_that_is_given_stays():
     agent, _, curves = updated(alpha=0.25)
     assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25

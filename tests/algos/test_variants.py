@@ -1,11 +1,12 @@
-"""Variants as runs: one that a reader might write, and what all those of algos/ promise."""
+"""Variants as runs: what all those of algos/ promise, and the defaults that their page says."""
 
 import importlib
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import parse, scalars, stopped, train_function
+from conftest import ROOT, VARIANTS, parse, scalars, stopped, train_function
 from load import parts_of
 
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
@@ -175,6 +176,20 @@ def test_what_a_variant_cannot_take_is_said_in_a_line(refused):
     np.savez("nan.npz", observations=np.full((1, 4), np.nan), actions=one)
     said = {line: refused(*line.split(maxsplit=1)) for line in REFUSED}
     assert {line: text for line, text in said.items() if REFUSED[line] not in text} == {}
+
+
+PAGE = (ROOT / "docs" / "variants.md").read_text()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_page_has_the_defaults(name):
+    """Of each flag in a table of the variant's section that has a number behind it."""
+    args = importlib.import_module(name).Args
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    for row in re.findall(r"^\|.*", section, re.MULTILINE):
+        for flag, value in re.findall(r"--([\w-]+) (-?\d[\d.e-]*)", row):
+            default = getattr(args, flag.replace("-", "_"))
+            assert default == pytest.approx(float(value), rel=0.01), flag
 
 
 NOT_OFFERED = {  # flags of its parent that mean nothing to a variant
