@@ -22,7 +22,7 @@ enjoy: .venv/installed
 	$(BIN)/python algos/ppo.py --evaluate trained/LunarLander-v3-ppo --capture-video
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -q -n auto tests
+	$(BIN)/python -m pytest -q -n auto $(FLAGS) tests
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m slow tests
