@@ -9,6 +9,7 @@ import re
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -178,6 +179,14 @@ def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
     return found
+
+
+def wait_for(condition):
+    """Until it holds. Long, so that a busy machine fails no test."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def hash_of_parameters(module) -> list:
