@@ -82,14 +82,6 @@ def with_bonuses(args, agent, curiosity, buffer, after):
     return batch, plain, bonus
 
 
-def test_successors_are_the_true_ones():
-    args, agent, curiosity = make_parts()
-    buffer, next_obs, after = play(np.random.default_rng(0))
-    batch, *_ = with_bonuses(args, agent, curiosity, buffer, after)
-    np.testing.assert_array_equal(batch["next_obs"], next_obs.reshape(-1, F))
-    assert (next_obs[-1] != after).any() and (next_obs[2, 1] != buffer["obs"][3, 1]).any()
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_terminal_observation_that_is_no_number_is_nothing_new(value):
     """It counts as if nothing had moved there, in bonuses, statistics and losses alike."""

@@ -140,14 +140,6 @@ def test_quantiles_against_loops(drop):
     assert found.item() == pytest.approx(expected)
 
 
-def test_one_quantile_is_the_median_of_near_targets():
-    """With m = 1 the weight is 1/2, and |u| < 1 makes it half of half the squared error."""
-    theta = torch.tensor([[0.5], [2.0]])
-    y = torch.tensor([[0.0, 1.2], [1.5, 2.9]])
-    found = td3_sac.quantile_huber_loss(theta, y)
-    torch.testing.assert_close(found, (y - theta).square().mean() / 4)
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
     """alpha 0, actions tanh(mean), one network for acting in both: TD3 without smoothing."""

@@ -21,11 +21,9 @@ WORLDS += "2 --total-timesteps 1920 --checkpoint-frequency 576 --eval-episodes 4
 RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
     f"dqn_mask {QUICK} --double --dueling --num-envs 2",
     f"dqn_prioritised {QUICK} --batch-size 101",
-    f"dqn_prioritised {QUICK} --loss mse --num-envs 2 --double",
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
-    f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
     f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
     f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
@@ -40,8 +38,7 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     "--checkpoint-frequency 64 --update-epochs 1 --torch-threads 1 --eval-episodes 1",
     f"ppo_rnd {ON_POLICY}",
     f"td3_sac {CONTINUOUS}",
-    f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2",
-    f"td3_sac {CONTINUOUS} --alpha 0.1 --n-step 3 --num-envs 2",
+    f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2 --alpha 0.1 --n-step 3 --num-envs 2",
 ]
 
 CURVES = {  # of a variant's own
@@ -68,9 +65,7 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, monkeypatch, line):
     assert folder.parts[1:3] == (args.env_id.replace(":", "-"), name)
     run = parent.Run(name, args, *parts)
     start, agent_class = run.hash(), type(run.agent)
-    if hasattr(
-        agent_class, "features"
-    ):  # an edit of ppo's `features` may rely on the axes that it promises
+    if hasattr(agent_class, "features"):  # whose axes an edit of ppo's may rely on
         features, axes = agent_class.features, 1 + len(run.obs_space.shape)
 
         def checked(agent, obs):
