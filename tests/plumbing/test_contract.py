@@ -345,16 +345,23 @@ def processes(session: int) -> list:
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path, end):
     """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
-    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 96"
-    flags += " --total-timesteps 3000000 --eval-episodes 1"
+    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
+    flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
+    flags += " --log-frequency 1"
     kwargs = '{"last": 0, "seconds": 0.002}'
     process = start(tmp_path, "ppo", *flags.split(), "--env-kwargs", kwargs)
     wait_for(lambda: list(tmp_path.rglob("best.npz")) or process.poll() is not None)
-    assert len(processes(process.pid)) >= 4, (tmp_path / "err").read_text()
+    started = processes(process.pid)
+    assert len(started) >= 4, (tmp_path / "err").read_text()
     if end == signal.SIGINT:
-        os.killpg(process.pid, end)
-    else:
-        process.send_signal(end)
+        (events,) = tmp_path.rglob("events.*")
+        size = events.stat().st_size + 20_000
+        for number in map(int, started):
+            if number != process.pid:
+                os.kill(number, end)
+        wait_for(lambda: events.stat().st_size > size or process.poll() is not None)
+        assert process.poll() is None
+    process.send_signal(end)
     process.wait(300)
     wait_for(lambda: not processes(process.pid))
     if end == signal.SIGINT:  # nothing of the environments
