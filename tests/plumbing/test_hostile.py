@@ -47,7 +47,7 @@ WORDS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", SCRIPTS if SEED else ["dqn", "td3"])
 @seed(SEED)
 @settings(
     max_examples=EXAMPLES,
