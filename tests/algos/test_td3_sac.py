@@ -349,10 +349,10 @@ def test_a_temperature_that_is_given_stays():
 
 @pytest.mark.parametrize("alpha", [0.25, 0.0])
 def test_a_temperature_that_is_given_counts_whatever_the_first_weights_have(alpha):
-    run = train(td3_sac, **TINY | {"total_timesteps": 100}, alpha=0.75)
+    run = train(td3_sac, **TINY | {"total_timesteps": 60}, alpha=0.75)
     run.save()
     settings = {"alpha": alpha, "init_weights": str(run.folder / "weights.npz")}
-    run = train(td3_sac, **TINY, **settings)
+    run = train(td3_sac, **TINY | {"total_timesteps": 100}, **settings)
     assert set(curves(run)["losses/alpha"].values()) == {alpha}
 
 

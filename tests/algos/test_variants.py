@@ -12,8 +12,8 @@ from load import parts_of
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
 ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
-CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
-CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
+CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 200 --learning-starts 50 --batch-size 16 "
+CONTINUOUS += "--buffer-size 100 --hidden-sizes 16 16 --checkpoint-frequency 60 --eval-episodes 1 "
 WORLDS = (
     "--env-id tasks:MultiCartPole --num-agents 2 --num-envs 6 --num-steps 32 --num-minibatches "
 )
