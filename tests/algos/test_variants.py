@@ -12,8 +12,8 @@ from load import parts_of
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
 ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
-CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 200 --learning-starts 50 --batch-size 16 "
-CONTINUOUS += "--buffer-size 100 --hidden-sizes 16 16 --checkpoint-frequency 60 --eval-episodes 1 "
+CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
+CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
 WORLDS = (
     "--env-id tasks:MultiCartPole --num-agents 2 --num-envs 6 --num-steps 32 --num-minibatches "
 )
@@ -24,6 +24,7 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
+    f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
     f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
     f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
@@ -91,6 +92,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --fragment-steps 0": "fragment_steps=0 must lie between 1 and inf",
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
+    "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --demonstrations absent.npz": "No such file",
     "ppo_imitation --demonstrations short.npz": "actions",
