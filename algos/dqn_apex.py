@@ -54,8 +54,10 @@ class Args(dqn_prioritised.Args):
         dqn.require_range(self, "actor_timeout", low=0.1)
         if self.total_timesteps % self.fragment_steps or self.fragment_steps % self.train_frequency:
             dqn.fail("total_timesteps must divide by fragment_steps, those by train_frequency")
-        if (self.exploration_fraction, self.exploration_steps) != (0.2, None):
-            dqn.fail("no schedule of exploration: the epsilon of an actor never changes")
+        schedule = "exploration_fraction exploration_steps"
+        dqn.refuse_typed(self, schedule, "with actors, each of which has an epsilon of its own")
+        if self.lockstep:
+            dqn.refuse_typed(self, "actor_timeout", "with lockstep")
         if self.async_envs:
             dqn.fail("async_envs is not for actors, which are processes themselves: take more")
 
@@ -64,28 +66,36 @@ class Args(dqn_prioritised.Args):
         return self.fragment_steps
 
 
-def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
-    q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
-    settings = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
-    optimizer = torch.optim.Adam(q_network.parameters(), **settings)
-    first_rates = [group["lr"] for group in optimizer.param_groups]
-    buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space)  # of Atari's, whole stacks
-    losses_of = partial(dqn_prioritised.weighted_losses, buffer)
+def train(args: Args, run: dqn.Run):
     # Ray replaces actors; but an exact run ends, since what a dead one played cannot come again
     replaced = {} if args.lockstep else {"max_restarts": -1, "max_task_retries": -1}
     make_actor = ray.remote(num_cpus=1, **replaced)(Actor).remote
     spaces = run.obs_space, run.envs.single_action_space
     actors = [make_actor(args, i, *spaces) for i in range(args.num_actors)]
-    parts = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
-    step = run.start(**parts, buffer=buffer)
+    try:
+        learn(args, run, actors)
+    finally:  # Ray ends their processes, but not the programs that simulators are
+        closed = [actor.close.remote() for actor in actors]
+        ray.wait(closed, num_returns=len(closed), timeout=args.actor_timeout)
+
+
+def learn(args: Args, run: dqn.Run, actors: list):  # as dqn.train
+    q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
+    adam = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
+    optimizer = torch.optim.Adam(q_network.parameters(), **adam)
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space)  # of Atari's, whole stacks
+    losses_of = partial(dqn_prioritised.weighted_losses, buffer)
+    learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
+    step = run.start(**learners, buffer=buffer)
     while step < args.total_timesteps:
         if step % run.checkpoint_steps == 0:
             end = min(step + run.checkpoint_steps, args.total_timesteps)
             collected = fragments(actors, run, args, step, end)
         started = time.perf_counter()
-        actor, rows, errors, finished = next(collected)
+        actor, transitions, errors, finished = next(collected)
         waited = time.perf_counter() - started
-        add_fragment(buffer, rows, errors)
+        add_fragment(buffer, transitions, errors)
         if 3 * (actor + 1) > 2 * args.num_actors:
             run.finished += finished
         q_network.train()
@@ -110,7 +120,10 @@ def train(args: Args, run: dqn.Run):  # as dqn's, but for the actors
 
 def fragments(actors: list, run, args: Args, step: int, end: int):
     """Yields actors' indices and what they collected, from `step` to `end`, where episodes end."""
-    n, pending, asked, weights = len(actors), {}, step, ray.put(run.arrays())
+    n = len(actors)
+    pending = {}  # what a request will return -> the actor asked
+    asked = step  # up to which steps were asked for
+    weights = ray.put(run.arrays())
     epsilons = actor_epsilons(n, args.start_e, args.end_e)
 
     def ask(i, begins=False):
@@ -155,33 +168,49 @@ class Actor(dqn.Run):
     def __init__(self, args: Args, index: int, obs_space, action_space):
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)  # as in dqn.Run
-        self.args, self.index, self.obs_space, self.envs = args, index, obs_space, None
+        self.args = args
+        self.index = index
+        self.obs_space = obs_space
+        self.make_envs = dqn.make_envs
+        self.envs = None
         self.agent = dqn.make_agent(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
 
+    def close(self):
+        if self.envs is not None:
+            self.envs.close()
+
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
-        """A fragment, as rows for ReplayBuffer.add; the sizes of their TD errors, (steps, envs);
+        """A fragment, as what ReplayBuffer.add takes; the sizes of their TD errors, (steps, envs);
         returns and lengths of the episodes that ended in it.
         """
-        args, n, rows, self.finished = self.args, self.args.num_envs, [], []
+        args = self.args
+        n = args.num_envs
+        transitions = []
+        self.finished = []
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
+            self.close()
             try:
-                self.envs = dqn.make_envs(args, n)
+                self.envs = self.new_envs(n, step, 0, self.index)
             except SystemExit:  # for Ray a crash, after which it would start this actor again
                 raise RuntimeError(f"an actor's machine cannot make {args.env_id}") from None
             self.obs, _ = dqn.reset(self.envs, args.seed, step, 0, self.index)  # no evaluation's
             self.rng = np.random.default_rng([args.seed, step, 2, self.index])
-            self.step_count, (self.returns, self.lengths) = 0, np.zeros((2, n))
+            self.step_count = 0
+            self.returns, self.lengths = np.zeros((2, n))
         self.agent.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
         for _ in range(args.fragment_steps // n):
-            obs, actions = self.obs, self.agent.act(self.obs, epsilon, self.rng)
+            obs = self.obs
+            actions = self.agent.act(obs, epsilon, self.rng)
             next_obs, rewards, terminated, truncated = self.step(actions)
             if args.clip_reward:
                 rewards = np.sign(rewards)
             if self.step_count % args.fragment_steps == 0:  # another actor's steps may follow
                 truncated = ~terminated
-            rows.append((obs, actions, rewards, terminated, truncated, next_obs, self.obs))
-        return rows, first_errors(self.agent, rows, args, self.obs_space), self.finished
+            ends = terminated, truncated
+            transitions.append((obs, actions, rewards, *ends, next_obs, self.obs))
+        errors = first_errors(self.agent, transitions, args, self.obs_space)
+        return transitions, errors, self.finished
 
 
 class Fragment(dqn.ReplayBuffer):
@@ -193,11 +222,11 @@ class Fragment(dqn.ReplayBuffer):
 
 
 @torch.no_grad()
-def first_errors(q_network, rows: list, args: Args, obs_space):
+def first_errors(q_network, transitions: list, args: Args, obs_space):
     """The sizes of a fragment's TD errors, (steps, envs), without a target network."""
     fragment = Fragment(args.fragment_steps, args.num_envs, obs_space)
-    for row in rows:
-        fragment.add(*row)
+    for transition in transitions:
+        fragment.add(*transition)
     batch = fragment.sample(None, args.n_step, args.gamma, None)
     batch = {name: torch.as_tensor(array) for name, array in batch.items()}
     losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
@@ -205,11 +234,11 @@ def first_errors(q_network, rows: list, args: Args, obs_space):
     return errors.numpy().reshape(-1, args.num_envs)
 
 
-def add_fragment(buffer, rows: list, errors):
+def add_fragment(buffer, transitions: list, errors):
     steps, envs = np.indices(errors.shape).reshape(2, -1)
     steps += buffer.total
-    for row in rows:
-        buffer.add(*row)
+    for transition in transitions:
+        buffer.add(*transition)
     buffer.set_errors(steps, envs, errors.ravel())
 
 

@@ -37,7 +37,8 @@ class QNetwork(dqn.QNetwork):
         n, k = num_actions, embedding_size(args, num_actions, dqn.make_env)
         rest = gym.spaces.Box(-np.inf, np.inf, (obs_space.shape[0] - n - n * k,))
         super().__init__(args, rest, k or n)
-        self.n, self.k = n, k
+        self.n = n
+        self.k = k
 
     def logits(self, obs):  # (batch, obs_dim) -> (batch, n, atoms), also of invalid actions
         mask, embeddings, rest = split_obs(obs, self.n, self.k)
@@ -48,7 +49,8 @@ class QNetwork(dqn.QNetwork):
             logits = embeddings @ logits
         if not self.dueling:
             return logits
-        value, valid = self.value_head(features).reshape(-1, 1, self.n_atoms), mask[:, :, None] > 0
+        value = self.value_head(features).reshape(-1, 1, self.n_atoms)
+        valid = mask[:, :, None] > 0
         # at least 1, since an episode's last observation may have no valid action
         count = valid.sum(dim=1, keepdim=True).clamp(min=1)
         return value + logits - (logits * valid).sum(dim=1, keepdim=True) / count

@@ -31,12 +31,14 @@ class Args(dqn.RunArgs):
     def check(self):
         super().check()
         dqn.require_range(self, "priority_exponent importance_exponent", high=1)
+        if self.priority_exponent == 0:
+            dqn.refuse_typed(self, "importance_exponent", "without priority_exponent")
 
 
 def train(args: Args, run: dqn.Run):
-    stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1
+    stack = run.obs_space.shape[0] if dqn.is_game(args.env_id) else 1
     buffer = ReplayBuffer(args, run.obs_space, stack)
-    dqn.train(args, run, buffer, partial(weighted_losses, buffer))
+    dqn.train(args, run, buffer=buffer, losses_of=partial(weighted_losses, buffer))
 
 
 def weighted_losses(buffer, q_network, target_q_network, batch, args):
@@ -56,16 +58,20 @@ class ReplayBuffer(dqn.ReplayBuffer):
 
     def __init__(self, args: Args, obs_space, stack: int = 1):
         super().__init__(args.buffer_size, args.num_envs, obs_space, stack)
-        self.args, self.exponent, self.largest = args, args.priority_exponent, 1.0  # largest so far
-        self.tree, self.envs = SumTree(self.slots * self.num_envs), np.arange(self.num_envs)
+        self.args = args
+        self.exponent = args.priority_exponent
+        self.largest = 1.0  # priority so far
+        self.tree = SumTree(self.slots * self.num_envs)
+        self.envs = np.arange(self.num_envs)
 
     def leaves(self, steps, envs):
         return steps % self.slots * self.num_envs + envs
 
-    def add(self, *step):
-        super().add(*step)
+    def add(self, *transition):
+        super().add(*transition)
         new, gone = (self.leaves(self.total - age, self.envs) for age in (1, self.length + 1))
-        self.tree[gone], self.tree[new] = 0.0, self.largest
+        self.tree[gone] = 0.0
+        self.tree[new] = self.largest
 
     def draw(self, batch_size, rng):
         if self.exponent == 0:

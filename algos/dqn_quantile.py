@@ -37,16 +37,14 @@ class Args(dqn_prioritised.Args):
     def check(self):
         super().check()
         dqn.require_range(self, "kappa", low=1e-6, high=1e6)
-        if self.priority_exponent == 0 and self.importance_exponent != Args.importance_exponent:
-            dqn.fail("importance_exponent has no effect without a priority_exponent")
 
 
 def train(args: Args, run: dqn.Run):
     if args.priority_exponent == 0:  # without the sum tree, which takes time
         return dqn.train(args, run, losses_of=quantile_losses)
-    stack = run.obs_space.shape[0] if args.env_id.startswith("ALE/") else 1
+    stack = run.obs_space.shape[0] if dqn.is_game(args.env_id) else 1
     buffer = dqn_prioritised.ReplayBuffer(args, run.obs_space, stack)
-    dqn.train(args, run, buffer, partial(weighted_losses, buffer))
+    dqn.train(args, run, buffer=buffer, losses_of=partial(weighted_losses, buffer))
 
 
 def weighted_losses(buffer, q_network, target_q_network, batch, args):
@@ -63,8 +61,8 @@ def quantile_losses(q_network, target_q_network, batch, args):
         next_quantiles = target_q_network.logits(batch["next_obs"])  # (batch, actions, atoms)
         ranked = q_network.logits(batch["next_obs"]) if args.double else next_quantiles
         next_actions = q_network.best_actions(q_network.q_values(ranked), batch["next_obs"])
-        steps = batch["rewards"], batch["discounts"], batch["terminated"]
-        targets = quantile_targets(next_quantiles[rows, next_actions], *steps)
+        transition = batch["rewards"], batch["discounts"], batch["terminated"]
+        targets = quantile_targets(next_quantiles[rows, next_actions], *transition)
     quantiles = q_network.logits(batch["obs"])
     taken = quantiles[rows, batch["actions"]]  # (batch, atoms)
     losses = quantile_huber_loss(taken, targets, args.kappa)
@@ -78,8 +76,8 @@ def quantile_targets(next_quantiles, rewards, discounts, terminated):
 
     next_quantiles (batch, atoms); rewards, discounts, terminated (batch,). Returns (batch, atoms).
     """
-    steps = (x[:, None].expand_as(next_quantiles) for x in (rewards, discounts, terminated))
-    return dqn.td_target(*steps, next_quantiles)
+    columns = (x[:, None].expand_as(next_quantiles) for x in (rewards, discounts, terminated))
+    return dqn.td_target(*columns, next_quantiles)
 
 
 def quantile_huber_loss(quantiles, targets, kappa: float):

@@ -16,6 +16,7 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +40,23 @@ class Args(ppo.RunArgs):
     def check(self):
         super().check()
         ppo.require_range(self, "imitation_coef")
+        if self.imitation_coef == 0:
+            names = "demonstrations imitation_steps imitation_batch_size"
+            ppo.refuse_typed(self, names, "without imitation_coef")
         ppo.require_range(self, "imitation_steps imitation_batch_size", low=1)
-        if self.save_episodes and (not self.evaluate or self.env_id.startswith("ALE/")):
+        if self.save_episodes and (not self.evaluate or ppo.is_game(self.env_id)):
             ppo.fail("save_episodes goes with evaluate, and not with Atari's games")
-        if (path := self.save_episodes) and (Path(path).is_dir() or not Path(path).parent.is_dir()):
-            ppo.fail(f"save_episodes={path} must be a file, in a folder that exists")
+        if self.save_episodes:
+            path = Path(self.save_episodes)
+            if path.is_dir() or not os.access(path.parent, os.W_OK):
+                ppo.fail(f"save_episodes={path} must be a file, in a folder that can be written to")
         if self.imitation_coef > 0 and not (self.demonstrations or self.evaluate):
             ppo.fail("ppo_imitation needs demonstrations, or imitation_coef 0")
 
 
 def train(args: Args, run: ppo.Run):
-    demonstrations, rng = run.agent.demonstrations, run.rng  # which is in the checkpoint
+    demonstrations = run.agent.demonstrations
+    rng = run.rng  # which is in the checkpoint
 
     def loss_of(agent, minibatch, args, clip_coef):
         loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
@@ -58,7 +65,8 @@ def train(args: Args, run: ppo.Run):
         if coef > 0:
             batch = draw(demonstrations, args.imitation_batch_size, rng, agent.device)
             imitation = imitation_loss(agent, batch)
-            loss, terms = loss + coef * imitation, terms | {"imitation_loss": imitation}
+            loss = loss + coef * imitation
+            terms = terms | {"imitation_loss": imitation}
         return loss, terms, log_ratio
 
     ppo.train(args, run, loss_of=loss_of)
@@ -90,17 +98,22 @@ def read(args, agent, obs_space, action_space):
     try:
         with np.load(path, allow_pickle=False) as file:
             obs, actions = file["observations"], file["actions"]
-        obs, numbers = obs.astype(obs_space.dtype), np.isfinite(actions.astype(np.float64)).all()
+        numbers = actions.astype(np.float64)
+        if obs_space.dtype == np.uint8 != obs.dtype:
+            raise ValueError(f"pixels are uint8, not {obs.dtype}")
+        obs = obs.astype(obs_space.dtype)
+        shapes = (len(obs), *obs_space.shape), (len(obs), *action_space.shape)
     except Exception as error:  # many can be: no such file, no zip file, no such array
         ppo.fail(f"{path}: {error}")
-    shapes = (len(obs), *obs_space.shape), (len(obs), *action_space.shape)
     if len(obs) == 0 or (obs.shape, actions.shape) != shapes:
         ppo.fail(f"{path}: shapes {obs.shape}, {actions.shape}; {args.env_id} needs {shapes}")
-    if not numbers or not np.isfinite(obs).all():
+    if not np.isfinite(numbers).all() or not np.isfinite(obs).all():
         ppo.fail(f"{path}: some numbers are not finite")
     actions = from_env(agent, actions, action_space)
-    if agent.discrete and not (0 <= actions.min() <= actions.max() < action_space.n):
-        ppo.fail(f"{path}: some actions are not in {action_space}")
+    if agent.discrete:
+        inside = (actions >= 0) & (actions < action_space.n)
+        if not (inside & (numbers % 1 == 0)).all():
+            ppo.fail(f"{path}: some actions are not in {action_space}")
     # raw: agent.features normalises them as any others, by the statistics of the moment
     return {"obs": obs, "actions": actions}
 
@@ -117,7 +130,8 @@ class RecordingEnvs(gym.vector.VectorWrapper):
 
     def __init__(self, envs, path):
         super().__init__(envs)
-        self.path, self.played = Path(path), []
+        self.path = Path(path)
+        self.played = []
         self.envs = envs.envs  # for films
 
     def reset(self, **keywords):
@@ -156,8 +170,10 @@ def name_of_run(argv):
     parser.add_argument("--evaluate", default="")
     path = Path(parser.parse_known_args(argv)[0].evaluate)
     about = (path.parent if path.suffix == ".npz" else path) / "args.json"
-    is_ppo = about.exists() and json.loads(about.read_text())["algo"] == "ppo"
-    return "ppo" if is_ppo else "ppo_imitation"
+    try:
+        return "ppo" if json.loads(about.read_bytes())["algo"] == "ppo" else "ppo_imitation"
+    except (OSError, ValueError, LookupError, TypeError):  # which is said when it is read again
+        return "ppo_imitation"
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ Run       python algos/ppo_lstm.py --config benchmarks/variants.toml    CartPole
 It imports ppo.py, which must lie beside it, and holds only what differs:
 - policy and value look at the output of an LSTM, whose state is 0 when an episode begins;
 - a rollout keeps the state that it began with; later epochs start from it again, with new weights;
-- the values of an episode's last observation, and of what follows the rollout, go on from the state
-  there;
+- the value of each step's successor goes on from the state after that step;
 - a minibatch holds whole environments, with all their steps in order.
 """
 
@@ -37,15 +36,17 @@ def train(args: Args, run: ppo.Run):  # ppo's, with a state that goes from step 
 
     def collect(agent, run, args):
         nonlocal state
-        obs, old_state = run.obs, state
+        obs = run.obs
+        old_state = state
         actions, new_state = agent.act(obs, old_state, run.rng)
         next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
         if args.clip_reward:
             rewards = np.sign(rewards)
         state = new_state * ~(terminated | truncated)[:, None]
-        step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-        step |= {"terminated": terminated, "truncated": truncated}
-        return step | {"state": old_state, "next_state": new_state}  # no reset in next_state
+        transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+        transition |= {"terminated": terminated, "truncated": truncated}
+        # no reset in next_state
+        return transition | {"state": old_state, "next_state": new_state}
 
     ppo.train(args, run, collect=collect, make_batch=make_sequences)
 
@@ -61,12 +62,14 @@ def make_sequences(agent, buffer, args, running_returns):
     batch["ended"] = rows(buffer["terminated"] | buffer["truncated"])
     batch["state"] = torch.as_tensor(buffer["state"][0], device=agent.device)
     batch["log_probs"], _, batch["values"] = agent.evaluate_actions(batch)
-    final = (buffer.not_acted_on(name) for name in ("next_obs", "next_state"))
-    final_obs, final_state = (torch.as_tensor(x, device=agent.device) for x in final)
-    outputs, _ = agent.remember(agent.features(final_obs), final_state)
-    values, final_values = batch["values"].T.cpu().numpy(), agent.value(outputs).cpu().numpy()
+    values = batch["values"].T.cpu().numpy()
+    # one step on from the state in which each successor was met, which no reset has touched
+    next_obs = torch.as_tensor(buffer["next_obs"], device=agent.device).flatten(0, 1)
+    next_state = torch.as_tensor(buffer["next_state"], device=agent.device).flatten(0, 1)
+    outputs, _ = agent.remember(agent.features(next_obs), next_state)
+    next_values = agent.value(outputs).cpu().numpy().reshape(values.shape)
     advantages, running_returns = ppo.rollout_advantages(
-        agent, buffer, values, final_values, args, running_returns
+        agent, buffer, values, next_values, args, running_returns
     )
     batch["advantages"] = rows(advantages)
     batch["returns"] = batch["advantages"] + batch["values"]

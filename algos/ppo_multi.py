@@ -29,7 +29,7 @@ from torch import nn
 
 @dataclass
 class Args(ppo.RunArgs):
-    env_id: str = "tasks:Differ"  # A module with a parallel_env(), or `module:callable`.
+    env_id: str = "tasks:Differ"  # A module with a parallel_env(), or `module:Class`.
     num_envs: int = 8  # Agents in all worlds together: a multiple of those in one.
     eval_episodes: int = 12  # Of an evaluation, counted like num_envs: each agent plays one.
     num_agents: int | None = None  # Argument of the environment of this name; None: its own number.
@@ -45,8 +45,8 @@ class Args(ppo.RunArgs):
 
 def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
     agents, policies = run.agent, run.agent.policies
-    settings = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
-    optimizers = [torch.optim.Adam(policy.parameters(), **settings) for policy in policies]
+    adam = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
+    optimizers = [torch.optim.Adam(policy.parameters(), **adam) for policy in policies]
     first_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     rows = [agents.owners(args.num_envs) == p for p in range(len(policies))]
     running_returns = [np.zeros(own.sum()) for own in rows]
@@ -62,9 +62,9 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
         agents.eval()
         buffers = [ppo.RolloutBuffer() for _ in policies]
         for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
-            taken = collect_step(agents, run, args)
+            transition = collect_step(agents, run, args)
             for own, buffer in zip(rows, buffers, strict=True):
-                buffer.add(**{name: array[own] for name, array in taken.items()})
+                buffer.add(**{name: array[own] for name, array in transition.items()})
 
         scalars = {"charts/learning_rate": groups[0]["lr"]}
         for p, (policy, buffer) in enumerate(zip(policies, buffers, strict=True)):
@@ -85,14 +85,12 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
 def collect_step(agents, run, args):
     """ppo's, and who was `alive` to act, (rows,). Logs the returns of each agent."""
     alive, finished = run.envs.alive, len(run.finished)
-    step = ppo.collect_step(agents, run, args)
+    transition = ppo.collect_step(agents, run, args)
     run.lengths[~alive] = 0  # the dead only wait
-    infos = run.infos.get("final_info", run.infos)  # the former at a checkpoint
-    ended = np.flatnonzero(infos["_final_obs"])
-    for row, (total, _) in zip(ended, run.finished[finished:], strict=True):
+    for row, (total, _) in zip(run.ended, run.finished[finished:], strict=True):
         # where one wins what another loses, the mean of all says nothing
         run.log({f"charts/episodic_return/{run.envs.agents[row % agents.num_agents]}": total})
-    return step | {"alive": alive}
+    return transition | {"alive": alive}
 
 
 def living_batch(policy, buffer, args, running_returns):
@@ -102,8 +100,9 @@ def living_batch(policy, buffer, args, running_returns):
         rewards, ended = buffer["rewards"], buffer["terminated"] | buffer["truncated"]
         sums, running_returns = ppo.discounted_returns(rewards, ended, args.gamma, running_returns)
         policy.return_moments.update(sums[alive])
-        for step in buffer.steps:
-            step["rewards"] = np.clip(step["rewards"] / policy.return_moments.std().item(), -10, 10)
+        scale = policy.return_moments.std().item()
+        for transition in buffer.transitions:
+            transition["rewards"] = np.clip(transition["rewards"] / scale, -10, 10)
     own_args = replace(args, norm_reward=False, num_envs=alive.shape[1])
     batch, _ = ppo.rollout_batch(policy, buffer, own_args, running_returns)
     # an end cuts both the advantages and the bootstrap, so no dead step enters a living one's
@@ -130,8 +129,8 @@ class Agents(nn.Module):
     def by_policy(self, function, array):
         """function(policy, its rows of array), of each policy, in the order of the rows."""
         owners = self.owners(len(array))
-        parts = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
-        return np.concatenate(parts)[owners.argsort(kind="stable").argsort()]
+        results = [function(policy, array[owners == p]) for p, policy in enumerate(self.policies)]
+        return np.concatenate(results)[owners.argsort(kind="stable").argsort()]
 
     def act(self, obs, rng, greedy=False):  # (rows, obs_dim) -> (rows,) or (rows, action_dim)
         return self.by_policy(lambda policy, rows: policy.act(rows, rng, greedy), obs)
@@ -193,7 +192,12 @@ class Worlds:
         return np.concatenate([self.observe(obs) for obs, _ in resets]), infos
 
     def step(self, actions):
-        n, obs, alive, infos, last_obs, last_infos = len(self.agents), [], [], [], [], []
+        n = len(self.agents)
+        obs = []
+        infos = []
+        alive = []
+        last_obs = []  # of what the actions led to, where obs is of what is acted on next
+        last_infos = []
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         declared = [ppo.as_declared(actions[i::n], x) for i, x in enumerate(self.action_spaces)]
@@ -214,10 +218,10 @@ class Worlds:
             obs.append(self.observe({x: shown for x, shown in world_obs.items() if x in there}))
             infos += self.heard(said)
             alive += [agent in there for agent in self.agents]
-        self.alive, ended = np.array(alive), terminated | truncated
-        for row in np.flatnonzero(ended):
-            infos[row]["final_info"] = last_infos[row]
-        infos = dict(enumerate(infos), _final_obs=ended, final_obs=np.concatenate(last_obs))
+        self.alive = np.array(alive)
+        ended = terminated | truncated
+        infos = dict(enumerate(infos), final_info=dict(enumerate(last_infos)))
+        infos |= {"_final_obs": ended, "final_obs": np.concatenate(last_obs)}
         return np.concatenate(obs), rewards, terminated, truncated, infos
 
     def close(self):
@@ -225,22 +229,46 @@ class Worlds:
             world.close()
 
 
+def maker(env_id):
+    """What makes a world; looked at before it is called: a stranger's run may name anything."""
+    module, _, name = env_id.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name or "parallel_env", None)
+    except (ImportError, ValueError, TypeError) as error:
+        pins = {"pettingzoo": "pettingzoo==1.27.0", "mpe2": "mpe2==1.1.1"}
+        pin = pins.get(getattr(error, "name", None))
+        ppo.fail(f"environment {env_id}: {error}" + (f"; pip install {pin}" if pin else ""))
+    methods = "reset", "step", "observation_space", "action_space", "close"
+    is_world = isinstance(make, type) and all(callable(getattr(make, x, None)) for x in methods)
+    if not is_world and not (callable(make) and name in ("", "parallel_env")):
+        ppo.fail(
+            f"environment {env_id} is neither a module with a parallel_env nor MODULE:CLASS "
+            f"with the methods {', '.join(methods)}"
+        )
+    return make
+
+
 def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
     keywords |= {} if args.num_agents is None else {"num_agents": args.num_agents}
-    module, _, name = args.env_id.partition(":")
+    make = maker(args.env_id)
     try:
         keywords |= {**json.loads(args.env_kwargs)}
-        make = getattr(importlib.import_module(module), name or "parallel_env")
+    except (ValueError, TypeError):
+        ppo.fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+    try:
         first = make(**keywords)
-        n = len(first.possible_agents)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        pins = {"pettingzoo": "pettingzoo==1.27.0", "mpe2": "mpe2==1.1.1"}
-        pin = pins.get(error.name) if isinstance(error, ImportError) else None
-        ppo.fail(f"environment {args.env_id}: {error}" + (f"; pip install {pin}" if pin else ""))
+    except TypeError as error:
+        if "argument" not in str(error):  # a mistake of its own, which its traceback shows
+            raise
+        ppo.fail(f"environment {args.env_id} with {keywords}: {error}")
+    n = len(first.possible_agents)
     for field in ("num_envs", "eval_episodes"):
         if getattr(args, field) % n:
+            first.close()
             ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
+    if (args.num_policies or n) >= n:
+        ppo.refuse_typed(args, "agent_id", "where no agents share a policy")
     worlds = [first, *(make(**keywords) for _ in range(num_envs // n - 1))]
     return Worlds(worlds, args.agent_id and (args.num_policies or n) < n)
 

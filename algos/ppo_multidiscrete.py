@@ -35,8 +35,8 @@ def multi_categorical_log_prob_and_entropy(logits, actions, nvec):
     """
     shapes = (len(logits), sum(nvec)), (len(logits), len(nvec))
     assert (logits.shape, actions.shape) == shapes, (logits.shape, actions.shape, nvec)
-    parts = zip(logits.split(nvec, dim=1), actions.unbind(dim=1), strict=True)
-    scores = [ppo.categorical_log_prob_and_entropy(*part) for part in parts]
+    components = zip(logits.split(nvec, dim=1), actions.unbind(dim=1), strict=True)
+    scores = [ppo.categorical_log_prob_and_entropy(*component) for component in components]
     log_probs, entropies = zip(*scores, strict=True)
     return sum(log_probs), sum(entropies)
 
@@ -49,8 +49,8 @@ class Agent(ppo.Agent):
         super().__init__(args, obs_space, action_space)
 
     def sample(self, outputs, rng, greedy=False):  # logits (batch, sum(nvec)) -> (batch, d)
-        parts = outputs.split(self.nvec, dim=1)
-        return torch.stack([ppo.Agent.sample(self, part, rng, greedy) for part in parts], dim=1)
+        logits = outputs.split(self.nvec, dim=1)
+        return torch.stack([ppo.Agent.sample(self, x, rng, greedy) for x in logits], dim=1)
 
     def log_prob_and_entropy(self, outputs, actions):
         return multi_categorical_log_prob_and_entropy(outputs, actions, self.nvec)
@@ -66,7 +66,8 @@ class AutoregressiveAgent(Agent):
 
     def make_networks(self, args, input_shape, num_outputs):
         super().make_networks(args, input_shape, num_outputs)
-        num_inputs, self.actor = 512 if self.sees_images else input_shape[0], nn.ModuleList()
+        num_inputs = 512 if self.sees_images else input_shape[0]
+        self.actor = nn.ModuleList()
         for n in self.nvec:
             # with hidden layers: a linear one could not say "as a_1 in this state, else not"
             self.actor.append(ppo.mlp(num_inputs, args.hidden_size, args.activation, n, 0.01))
@@ -94,11 +95,12 @@ class AutoregressiveAgent(Agent):
 
 
 def make_agent(args, obs_space, action_space):
-    nvec, parts = [], action_space if isinstance(action_space, gym.spaces.Tuple) else ()
+    nvec = []
+    components = action_space if isinstance(action_space, gym.spaces.Tuple) else ()
     if isinstance(action_space, gym.spaces.MultiDiscrete):
         nvec = action_space.nvec.ravel().tolist()
-    elif all(isinstance(part, gym.spaces.Discrete) for part in parts):
-        nvec = [int(part.n) for part in parts]
+    elif all(isinstance(component, gym.spaces.Discrete) for component in components):
+        nvec = [int(component.n) for component in components]
     if not nvec:
         ppo.fail(f"ppo_multidiscrete takes MultiDiscrete and Tuple of Discrete, not {action_space}")
     agent_class = partial(AutoregressiveAgent if args.autoregressive else Agent, nvec=nvec)

@@ -51,7 +51,8 @@ def make_batch(agent, buffer, args, running_returns):
 def hidden_layers(args, input_shape):
     """Two for vectors: (batch, inputs) -> (batch, hidden_size)."""
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[args.activation]
-    layers, n = [], args.hidden_size
+    layers = []
+    n = args.hidden_size
     for num_inputs in (*input_shape, n):
         norm = [nn.BatchNorm1d(n, momentum=MOMENTUM)] if args.batch_norm else []
         layers += [ppo.initialise(nn.Linear(num_inputs, n)), *norm, activation()]
@@ -63,7 +64,8 @@ def convolutions(args, image_shape):
     if image_shape[1:] != (84, 84):  # what they leave exactly one pixel of
         ppo.fail(f"ppo_network takes images of 84 x 84 pixels, not {image_shape[1:]}")
     # padded as by TensorFlow's "same": 84 pixels to 88, then 21 to 24, the odd ones at the end
-    layers, sizes = [], ((image_shape[0], 16, 8, 4), (16, 32, 4, 2), (32, 256, 11, 1))
+    layers = []
+    sizes = (image_shape[0], 16, 8, 4), (16, 32, 4, 2), (32, 256, 11, 1)
     for padding, size in zip(((2, 2, 2, 2), (1, 2, 1, 2), None), sizes, strict=True):
         norm = [nn.BatchNorm2d(size[1], momentum=MOMENTUM)] if args.batch_norm else []
         layers += [nn.ZeroPad2d(padding)] if padding else []
@@ -79,7 +81,10 @@ class Agent(ppo.Agent):
             make = convolutions if self.sees_images else hidden_layers
             return make(args, input_shape) if wanted else []
 
-        images, share = self.sees_images, args.share_trunk
+        images = self.sees_images
+        if images:
+            ppo.refuse_typed(args, "hidden_size activation", "with images")
+        share = args.share_trunk
         self.trunk = nn.Sequential(*hidden(share))  # of no layers it gives out what it gets
         self.actor = nn.Sequential(*hidden(not share))
         if images:

@@ -57,7 +57,7 @@ class Args(ppo.RunArgs):
 
 def train(args: Args, run: ppo.Run):
     optimizer = torch.optim.RAdam(run.agent.parameters(), lr=args.learning_rate)
-    ppo.train(args, run, optimizer, collect, loss_of=pqn_loss)
+    ppo.train(args, run, optimizer=optimizer, collect=collect, loss_of=pqn_loss)
 
 
 def collect(agent, run, args):
@@ -89,7 +89,8 @@ class Agent(ppo.Agent):
         if args.layer_norm:
             network = with_layer_norm(network, input_shape)
         if self.sees_images:  # what `features` goes through
-            self.trunk, network = network, ppo.initialise(nn.Linear(512, num_outputs), 1.0)
+            self.trunk = network
+            network = ppo.initialise(nn.Linear(512, num_outputs), 1.0)
         self.q_network = network
 
     def policy(self, features):  # (batch, n) -> Q (batch, actions)
@@ -115,7 +116,8 @@ class Agent(ppo.Agent):
 
 def with_layer_norm(layers, input_shape):
     """The layers, and before each activation a normalisation over all of its units."""
-    x, result = torch.zeros(1, *input_shape), []
+    x = torch.zeros(1, *input_shape)
+    result = []
     for layer in layers:
         if isinstance(layer, nn.ReLU | nn.Tanh):
             result.append(nn.LayerNorm(x.shape[1:]))
@@ -127,6 +129,8 @@ def with_layer_norm(layers, input_shape):
 def make_agent(args, obs_space, action_space):
     if not isinstance(action_space, gym.spaces.Discrete):
         ppo.fail(f"actions must be Discrete, not {action_space}")
+    if len(obs_space.shape) == 3:
+        ppo.refuse_typed(args, "hidden_size activation", "with images")
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 

@@ -66,7 +66,8 @@ def train(args: Args, run: ppo.Run):
         rnd_loss, rnd_terms = curiosity_loss(agent, curiosity, minibatch)
         return loss + rnd_loss, terms | rnd_terms, log_ratio
 
-    ppo.train(args, run, optimizer, None, make_batch, loss_of, {"curiosity": curiosity})
+    parts = {"curiosity": curiosity}
+    ppo.train(args, run, optimizer, make_batch=make_batch, loss_of=loss_of, parts=parts)
 
 
 @torch.no_grad()
@@ -87,11 +88,13 @@ def add_bonuses(batch, agent, curiosity, buffer, obs_after, args, running):
     values = curiosity.value(agent.features(obs.flatten(0, 1))).cpu().numpy()
     values = values.reshape(-1, len(obs_after))
     never = np.zeros_like(ended)
-    coefs = args.gamma_int, args.gae_lambda
-    advantages = ppo.gae(bonuses, values[:-1], values[1:], never, never, *coefs)
-    rows = [torch.as_tensor(x, device=agent.device).flatten() for x in (advantages, values[:-1])]
-    batch["bonus_returns"] = rows[0] + rows[1]
-    batch["advantages"] = args.ext_coef * batch["advantages"] + args.int_coef * rows[0]
+    advantages = ppo.gae(
+        bonuses, values[:-1], values[1:], never, never, args.gamma_int, args.gae_lambda
+    )
+    advantages = torch.as_tensor(advantages, device=agent.device).flatten()
+    values = torch.as_tensor(values[:-1], device=agent.device).flatten()
+    batch["bonus_returns"] = advantages + values
+    batch["advantages"] = args.ext_coef * batch["advantages"] + args.int_coef * advantages
     return running, bonuses.mean()
 
 

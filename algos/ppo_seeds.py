@@ -11,11 +11,12 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
   and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
 - before a seed collects, the generators that a process shares are set to what it left them at;
-- each gradient is clipped and applied by itself, so that seed 3 of ten is ppo.py's seed 3, but for
-  rounding (and for dropout, which draws another noise here).
+- each gradient is clipped by its own norm and applied by itself, so that seed 3 of ten is ppo.py's
+  seed 3, but for rounding (and for dropout, which draws another noise here).
 """
 
 import contextlib
+import io
 import json
 import random
 from dataclasses import dataclass, replace
@@ -53,10 +54,20 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 
 
 def train(args: Args, run: ppo.Run):
+    seeds = [Seed(0, run)]  # whose folder is there now; the others' begin with its name
     runs, folders = make_runs(args, run)
-    seeds = [Seed(place, run) for place, run in runs.items()]
-    for seed in seeds[1:]:
-        seed.run.bar.close()
+    try:
+        for place in list(runs)[1:]:
+            seeds.append(Seed(place, runs[place]))
+            seeds[-1].run.bar.close()
+        learn(args, seeds)
+        report(list(runs.values()), folders)
+    finally:  # main closes the first
+        for other in list(runs.values())[1:]:
+            other.close()
+
+
+def learn(args: Args, seeds: list):
     while (step := min(seed.step for seed in seeds)) < args.total_timesteps:
         # all of them, but after a kill between two checkpoints those that are behind
         behind = [seed for seed in seeds if seed.step == step]
@@ -69,16 +80,18 @@ def train(args: Args, run: ppo.Run):
                 seed.agent.obs_moments.update(batch["obs"])
             own["charts/learning_rate"] = seed.optimizer.param_groups[0]["lr"]
             seed.step = seed.run.end_iteration(own)
-    report(list(runs.values()), folders)
 
 
 class Seed:
     """One agent, and what belongs to it while it learns."""
 
     def __init__(self, place, run):
-        self.place, self.run, self.agent, self.args = place, run, run.agent, run.args
-        settings = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
-        self.optimizer = torch.optim.Adam(run.agent.parameters(), **settings)
+        self.place = place
+        self.run = run
+        self.agent = run.agent
+        self.args = run.args
+        adam = {"lr": run.args.learning_rate, "eps": 1e-5, "fused": True}
+        self.optimizer = torch.optim.Adam(run.agent.parameters(), **adam)
         self.first_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.running_returns = np.zeros(run.args.num_envs)
         self.step = run.start(agent=run.agent, optimizer=self.optimizer)
@@ -86,7 +99,9 @@ class Seed:
 
     def collect(self, remaining):
         """What ppo.train does before an update. Returns the batch."""
-        args, agent, buffer = self.args, self.agent, ppo.RolloutBuffer()
+        args = self.args
+        agent = self.agent
+        buffer = ppo.RolloutBuffer()
         if args.anneal_lr:
             for group, rate in zip(self.optimizer.param_groups, self.first_rates, strict=True):
                 group["lr"] = rate * remaining
@@ -104,12 +119,14 @@ class Seed:
 def update(seeds, batches, args, clip_coef):
     """ppo.update for every seed, with an order of samples of its own; returns a dict for each."""
     batch = {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
-    num_samples, losses = batch["advantages"].shape[1], []
+    num_samples = batch["advantages"].shape[1]
+    losses = []
     num_minibatches = max(1, min(args.num_minibatches, num_samples // 2))
     for _ in range(args.update_epochs):
-        orders, log_ratios = [seed.run.rng.permutation(num_samples) for seed in seeds], []
-        for rows in np.array_split(np.stack(orders), num_minibatches, axis=1):
-            index = torch.arange(len(seeds))[:, None], torch.as_tensor(rows)
+        orders = np.stack([seed.run.rng.permutation(num_samples) for seed in seeds])
+        log_ratios = []
+        for chosen in np.array_split(orders, num_minibatches, axis=1):
+            index = torch.arange(len(seeds))[:, None], torch.as_tensor(chosen)
             minibatch = {name: tensor[index] for name, tensor in batch.items()}
             terms, log_ratio = gradient_steps(seeds, minibatch, clip_coef)
             losses.append(terms)
@@ -141,16 +158,26 @@ def gradient_steps(seeds, minibatch, clip_coef):
     losses_of = torch.func.vmap(loss_of, randomness="different")  # of all; noise of its own each
     losses, terms, log_ratios = losses_of(weights, buffers, minibatch)
     losses.sum().backward()  # a seed's weights are in its own loss alone
+    clip_each([seeds[row].args.max_grad_norm for row in rows], weights)
     for k, seed in zip(places, seeds, strict=True):
         for name, parameter in modules[k].named_parameters():
             gradients = weights[name].grad
             parameter.grad = None if gradients is None else gradients[k]
         for name, buffer in modules[k].named_buffers():  # of batch normalisation, for example
             buffer.copy_(buffers[name][k])
-        nn.utils.clip_grad_norm_(seed.agent.parameters(), seed.args.max_grad_norm)
         seed.optimizer.step()
     terms = {name: term[places].detach() for name, term in terms.items()}
     return terms, log_ratios[places].detach()
+
+
+@torch.no_grad()
+def clip_each(max_norms, weights):
+    """Scales each seed's gradients, (seeds, ...), to its own largest norm."""
+    gradients = [w.grad for w in weights.values() if w.grad is not None]
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # (seeds,)
+    scales = (torch.tensor(max_norms) / (norms + 1e-6)).clamp(max=1)
+    for g in gradients:
+        g.mul_(scales.reshape(-1, *[1] * (g.ndim - 1)))
 
 
 class Loss(nn.Module):
@@ -158,7 +185,8 @@ class Loss(nn.Module):
 
     def __init__(self, agent, args):
         super().__init__()
-        self.agent, self.args = agent, args
+        self.agent = agent
+        self.args = args
 
     def forward(self, minibatch, clip_coef):
         return ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)
@@ -179,11 +207,10 @@ def make_runs(args, first):
     runs, folders = {0: first}, [first.folder]
     for place, own in enumerate(settings[1:], 1):
         folder = first.folder.with_name(f"{first.folder.name}-{place + 1}-{own['seed']}")
-        folder.mkdir(exist_ok=True)
         folders.append(folder)
-        if not (folder / "result.json").exists():
-            # without a checkpoint it was killed right at its start
-            own["resume"] = str(folder) if (folder / "checkpoint.pt").exists() else None
+        if result_of(folder) is None:
+            # without args.json, which comes after the first checkpoint, it was killed at its start
+            own["resume"] = str(folder) if (folder / "args.json").exists() else None
             runs[place] = make_run(replace(args, **own), folder)
     return runs, folders
 
@@ -191,9 +218,19 @@ def make_runs(args, first):
 def make_run(args, folder):
     class Run(ppo.Run):
         def make_folder(self):
+            folder.mkdir(exist_ok=True)
             return folder
 
     return Run("ppo_seeds", args, make_agent, ppo.evaluation_policy)
+
+
+def result_of(folder):
+    """What result.json has, None where the run is not finished."""
+    path = folder / "result.json"
+    try:
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+    except ValueError as error:
+        ppo.fail(f"{path}: {error}")
 
 
 def iqm(returns):
@@ -205,9 +242,9 @@ def iqm(returns):
 def report(runs, folders):
     """Ends every run but the first, and prints what all seeds reached together."""
     for run in runs[1:]:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             run.finish()
-    results = [json.loads((folder / "result.json").read_text("utf-8")) for folder in folders[1:]]
+    results = [result_of(folder) for folder in folders[1:]]
     first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
     for result, folder in zip([first, *results], folders, strict=True):
         print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")

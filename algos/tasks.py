@@ -52,7 +52,8 @@ class InvalidActions(gym.Env):
     just another wrong one. SB3-contrib tests with it, as InvalidActionEnvDiscrete.
     """
 
-    n, num_valid = 70, 15
+    n = 70
+    num_valid = 15
     action_space = gym.spaces.Discrete(n)
 
     def __init__(self, masked=True):
@@ -62,7 +63,8 @@ class InvalidActions(gym.Env):
 
     def observe(self):
         valid = self.np_random.choice(self.n, self.num_valid, replace=False)
-        self.state, mask = valid[0], np.zeros(self.n, np.int8)
+        self.state = valid[0]
+        mask = np.zeros(self.n, np.int8)
         mask[valid] = 1
         return {"action_mask": mask, "obs": self.state} if self.masked else self.state
 
@@ -191,7 +193,8 @@ class Differ:
         return self.of_all(np.zeros(1, np.float32)), self.of_all({})
 
     def step(self, actions):
-        self.agents, reward = [], float(len(set(actions.values())) == 2)
+        self.agents = []
+        reward = float(len(set(actions.values())) == 2)
         obs, over = self.of_all(np.zeros(1, np.float32)), self.of_all(True)
         return obs, self.of_all(reward), over, self.of_all(False), self.of_all({})
 
@@ -295,3 +298,76 @@ class Flat(gym.Env):
 
 
 gym.register("Flat-v0", Flat)
+
+
+class Doors(gym.Env):
+    """Ten walls with two doors each, of which one is open: reward 1 for the open one.
+
+    The picture shows from above which, the left or the right one. The vector says where I stand,
+    x and y: if y < 0, behind the wall, where the left door is on my right. Either alone is of no
+    help, so an agent that is shown one of them gets 5 of 10 on average, whatever it learns.
+    """
+
+    action_space = gym.spaces.Discrete(2)  # the door on my left, on my right
+
+    def __init__(self, shown=None):
+        parts = {"picture": gym.spaces.Box(0, 255, (36, 36), np.uint8)}
+        parts["position"] = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.shown = shown
+        self.observation_space = parts[shown] if shown else gym.spaces.Dict(parts)
+
+    def observe(self):
+        self.position = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        self.right = self.np_random.integers(2)
+        picture = np.zeros((36, 36), np.uint8)
+        picture[16:20] = 100
+        column = self.np_random.integers(10) + 18 * self.right
+        picture[16:20, column : column + 8] = 255
+        parts = {"picture": picture, "position": self.position}
+        return parts[self.shown] if self.shown else parts
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        behind = self.position[1] < 0
+        reward = float(action == (self.right ^ behind))
+        return self.observe(), reward, False, False, {}  # a time limit ends the episode
+
+
+for name, shown in (("Doors", None), ("DoorsPicture", "picture"), ("DoorsPosition", "position")):
+    gym.register(f"{name}-v0", Doors, max_episode_steps=10, kwargs={"shown": shown})
+
+
+class Golf(gym.Env):
+    """One shot at one of three flags. A point for the club that reaches it, less the square of how
+    far the swing is from the club's best one: -1, 0 or 1. The best return is 1.
+
+    `only` leaves one of the two to the agent, at best 1/3: always the middle swing, or the club of
+    the first flag. With a weight b on entropy the best deviation of the swing is sqrt(b / 2).
+    """
+
+    observation_space = gym.spaces.Discrete(3)  # the flag
+    best_swing = np.array([-1.0, 0.0, 1.0])  # with each club
+
+    def __init__(self, only=None):
+        parts = {"club": gym.spaces.Discrete(3), "swing": gym.spaces.Box(-2, 2, (1,), np.float32)}
+        self.only = only
+        self.action_space = parts[only] if only else gym.spaces.Dict(parts)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.flag = int(self.np_random.integers(3))
+        return self.flag, {}
+
+    def step(self, action):
+        parts = {self.only: action} if self.only else action
+        club = parts.get("club", 0)
+        swing = parts.get("swing", np.zeros(1)).item()
+        reward = float(club == self.flag) - (swing - self.best_swing[club]) ** 2
+        return self.flag, float(reward), True, False, {}
+
+
+for name, only in (("Golf", None), ("GolfClub", "club"), ("GolfSwing", "swing")):
+    gym.register(f"{name}-v0", Golf, kwargs={"only": only})

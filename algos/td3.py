@@ -13,12 +13,17 @@ Deliberate differences from the paper:
 - every task begins with the same number of random steps, during which nothing is learned.
 """
 
+import contextlib
 import copy
+import fcntl
 import hashlib
 import importlib
+import io
 import json
 import math
+import multiprocessing
 import os
+import pickle
 import random
 import re
 import shlex
@@ -26,6 +31,8 @@ import signal
 import sys
 import time
 import tomllib
+import traceback
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,7 +52,7 @@ class Args:
     env_id: str = "HalfCheetah-v5"  # Environment; `package.module:Id-v0` imports that module first.
     seed: int = 1  # Determines the run: same machine, same command, same seed, same weights.
     total_timesteps: int = 1_000_000  # Training budget, summed over all environments [steps].
-    num_envs: int = 1  # Environments stepped side by side; after each step of all as many updates.
+    num_envs: int = 1  # Environments stepped side by side.
     learning_rate: float = 3e-4  # Adam's step size, for the actor and for the critics.
     buffer_size: int = 1_000_000  # Transitions in the replay buffer, over all environments.
     gamma: float = 0.99  # Discount factor.
@@ -53,6 +60,7 @@ class Args:
     tau: float = 0.005  # Share of the online networks that the target networks take over.
     batch_size: int = 256  # Transitions in a minibatch.
     learning_starts: int = 25_000  # Steps of uniformly random actions before the first update.
+    gradient_steps: int = 1  # Gradient steps for each step of an environment.
     exploration_noise: float = 0.1  # Deviation of the noise on actions taken [half the range].
     policy_noise: float = 0.2  # Deviation of the noise on the target's actions [half the range].
     noise_clip: float = 0.5  # Largest noise on the target's actions [half the range].
@@ -62,11 +70,16 @@ class Args:
     checkpoint_frequency: int = 50_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
-        require_range(self, "total_timesteps num_envs buffer_size batch_size", low=1)
+        require_range(self, "total_timesteps num_envs buffer_size batch_size gradient_steps", low=1)
         require_range(self, "policy_frequency n_step hidden_sizes checkpoint_frequency", low=1)
         require_range(self, "learning_rate learning_starts exploration_noise")
         require_range(self, "policy_noise noise_clip")
         require_range(self, "gamma tau", high=1)
+        if self.policy_noise == 0:
+            refuse_typed(self, "noise_clip", "without policy_noise")
+        if self.learning_starts >= self.total_timesteps:
+            ends = f"total_timesteps={self.total_timesteps}"
+            fail(f"learning_starts={self.learning_starts} leaves no update before {ends}")
         if self.total_timesteps % self.num_envs:
             fail(f"num_envs={self.num_envs} must divide total_timesteps={self.total_timesteps}")
 
@@ -75,17 +88,23 @@ class Args:
         return self.num_envs
 
 
-def train(args: Args, run: "Run", optimizers=None, update=None):
-    # a variant may bring its own of these
-    update, settings = update or td3_update, {"lr": args.learning_rate, "fused": True}
-    agent, target = run.agent, copy.deepcopy(run.agent).eval()
+def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, parts=None):
+    # a variant may bring its own of these, and more parts for the checkpoints
+    agent = run.agent
+    target = copy.deepcopy(agent).eval()
     if optimizers is None:
-        actor_optimizer = torch.optim.Adam(agent.actor.parameters(), **settings)
-        critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **settings)
+        adam = {"lr": args.learning_rate, "fused": True}
+        actor_optimizer = torch.optim.Adam(agent.actor.parameters(), **adam)
+        critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **adam)
         optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
-    buffer = ReplayBuffer(args.buffer_size, *sizes)
-    step = run.start(agent=agent, target=target, buffer=buffer, **optimizers)
+    if buffer is None:
+        sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
+        buffer = ReplayBuffer(args.buffer_size, *sizes)
+    update = update or td3_update
+    # begins at learning_starts: so with one gradient step a step it is the number of that step
+    gradient_step = Counter(args.learning_starts)
+    learners = {"agent": agent, "target": target, "buffer": buffer, "gradient_step": gradient_step}
+    step = run.start(**learners, **optimizers, **(parts or {}))
     while step < args.total_timesteps:
         obs = run.obs
         if step < args.learning_starts:
@@ -97,25 +116,42 @@ def train(args: Args, run: "Run", optimizers=None, update=None):
         next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, next_obs, terminated, truncated)
 
-        agent.train()
-        for _ in range(args.num_envs):
-            step += 1
-            if step <= args.learning_starts:
-                continue
-            batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
-            batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-            run.log(update(agent, target, optimizers, batch, args, run.rng, step))
-        run.end_iteration({})
+        # of the steps just taken those that came after learning_starts
+        learned_from = min(args.num_envs, step + args.num_envs - args.learning_starts)
+        if learned_from > 0:
+            agent.train()
+            for _ in range(args.gradient_steps * learned_from):
+                gradient_step.value += 1
+                batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
+                batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
+                scalars = update(
+                    agent, target, optimizers, batch, args, run.rng, gradient_step.value
+                )
+                run.log(scalars)
+        step = run.end_iteration({})
 
 
-def td3_update(agent, target, optimizers, batch, args, rng, step):
+class Counter:
+    """A number that checkpoints keep."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def state_dict(self) -> dict:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict):
+        self.value = state["value"]
+
+
+def td3_update(agent, target, optimizers, batch, args, rng, gradient_step):
     """One step of the critics, less often of the actor and the target networks. Returns scalars
     for the curves.
     """
     noise = rng.standard_normal(batch["actions"].shape, np.float32)
     noise = torch.as_tensor(args.policy_noise * noise, device=agent.device)
     scalars = update_critics(agent, target, optimizers["critic_optimizer"], batch, noise, args)
-    if step % args.policy_frequency == 0:
+    if gradient_step % args.policy_frequency == 0:
         scalars |= update_actor(agent, optimizers["actor_optimizer"], batch["obs"])
         polyak(target, agent, args.tau)
     return scalars
@@ -136,9 +172,8 @@ def update_critics(agent, target, optimizer, batch, noise, args):
 def update_actor(agent, optimizer, obs):
     """One step of the actor, up the gradient of Q. Returns scalars for the curves."""
     loss = policy_loss(agent, obs)
-    learned = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     optimizer.zero_grad()
-    loss.backward(inputs=learned)  # the critics get no gradient
+    loss.backward()  # the critics get gradients, too, which their next step forgets
     optimizer.step()
     return {"losses/actor_loss": loss.detach()}
 
@@ -149,8 +184,8 @@ def q_losses(agent, target, batch, noise, args):
         next_obs = batch["next_obs"]
         next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
         next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
-        steps = batch["rewards"], batch["terminated"], next_q_values, batch["discounts"]
-        y = bootstrapped_target(*steps)
+        rewards, terminated = batch["rewards"], batch["terminated"]
+        y = bootstrapped_target(rewards, terminated, next_q_values, batch["discounts"])
     q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
     assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
     return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
@@ -197,7 +232,9 @@ class ReplayBuffer:
     """
 
     def __init__(self, capacity: int, num_envs: int, obs_dim: int, action_dim: int):
-        self.capacity, self.num_envs, self.total = capacity, num_envs, 0  # total: transitions added
+        self.capacity = capacity
+        self.num_envs = num_envs
+        self.total = 0  # transitions added so far
         self.arrays = {
             "obs": np.zeros((capacity, obs_dim), np.float32),
             "actions": np.zeros((capacity, action_dim), np.float32),  # in [-1, 1]
@@ -211,10 +248,10 @@ class ReplayBuffer:
         """One step of every environment; each argument starts with the axis (num_envs,)."""
         n = len(rewards)
         slots = np.arange(self.total, self.total + n) % self.capacity
-        rows = (obs, actions, rewards, next_obs, terminated, truncated)
-        for array, row in zip(self.arrays.values(), rows, strict=True):
-            assert row.shape == (n, *array.shape[1:]), (row.shape, array.shape)
-            array[slots] = row
+        transition = obs, actions, rewards, next_obs, terminated, truncated
+        for array, new in zip(self.arrays.values(), transition, strict=True):
+            assert new.shape == (n, *array.shape[1:]), (new.shape, array.shape)
+            array[slots] = new
         self.total += n
 
     def sample(self, batch_size, n_step, gamma, rng):
@@ -226,7 +263,8 @@ class ReplayBuffer:
         terminated   whether the task ended with the last of them
         next_obs     s_{t+n}
         """
-        arrays, ks = self.arrays, np.arange(n_step)
+        arrays = self.arrays
+        ks = np.arange(n_step)
         first = rng.integers(min(self.total, self.capacity), size=batch_size)
         newer = (self.total - 1 - first) % self.capacity // self.num_envs  # steps of the same env
         slots = (first[:, None] + ks * self.num_envs) % self.capacity  # (batch_size, n_step)
@@ -260,11 +298,13 @@ class Agent(nn.Module):
     def __init__(self, args: Args, obs_dim: int, low, high):
         super().__init__()
         self.device = torch.device("cpu")  # until Run moves it
-        self.action_dim, sizes = len(low), args.hidden_sizes
+        self.action_dim = len(low)
+        sizes = args.hidden_sizes
         self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
         critics = [Critic(obs_dim, self.action_dim, sizes) for _ in range(2 if args.twin else 1)]
         self.critics = nn.ModuleList(critics)
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
 
     def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
         return self.actor(obs)
@@ -324,9 +364,26 @@ def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it
 
 
 # --------------------------------------------------------------------------------------------------
-# The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-# It uses Args and what main is given. The algorithm uses fail, require_range and run's agent, rng,
-# device, obs_space, obs, infos, last_step, start, step, log and end_iteration.
+# The algorithm ends here. First environments, of which this script takes those with vectors.
+
+
+def make_env(env_id: str, **keywords):
+    """One environment with vectors of float32."""
+    before_making(env_id)
+    env = gym.make(env_id, **keywords)
+    return as_vectors(env)
+
+
+def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
+    """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
+    return side_by_side(args, num_envs, training, make_env, keywords)
+
+
+# --------------------------------------------------------------------------------------------------
+# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py. It uses Args,
+# make_envs and what main is given. What stands above uses fail, require_range, refuse_typed, of the
+# environments before_making, as_vectors, converted, one_line_errors and side_by_side, and run's
+# agent, rng, device, obs_space, obs, infos, next_infos, start, step, log and end_iteration.
 
 
 @dataclass
@@ -339,13 +396,13 @@ class RunArgs(Args):
     exp_name: str = ""  # Names the run: its folder begins with it.
     env_kwargs: str = "{}"  # Arguments of the environment, as JSON: '{"gravity": -5.0}'.
     async_envs: bool = False  # Steps each environment in a process of its own: for slow ones.
+    env_timeout: float = 600.0  # Those processes: the longest that one may take for a step [s].
     eval_episodes: int = 10  # Episodes of an evaluation, one in each of as many environments.
+    eval_max_steps: int = 27_000  # Steps after which an evaluation cuts an episode, as Atari does.
     eval_frequency: int = 0  # Steps between evaluations, best.npz keeps the best; 0: at the end.
     log_frequency: int = 500  # Steps between points of the curves, each the mean since the last.
     capture_video: bool = False  # Films an episode of each evaluation, into the run folder.
-    episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
-    sticky_actions: float = 0.0  # Atari: probability that the game repeats the last action.
-    init_weights: str | None = None  # Starts from the weights in this .npz file, matched by name.
+    init_weights: str | None = None  # Starts from the weights in this .npz file or run folder.
     device: str = "auto"  # cpu, cuda, mps; auto: CUDA for images if there is any, else the CPU.
     torch_threads: int = 0  # CPU threads of torch; 0: all for images, one for vectors.
     runs_dir: str = "runs"  # Where run folders are made.
@@ -364,171 +421,367 @@ def require_range(args, names: str, low=0, high=math.inf):
             fail(f"{name}={value} must lie between {low} and {high}")
 
 
+def refuse_typed(args, names: str, why: str):
+    """Ends the script if one of these arguments was typed, though it has no effect."""
+    for name in names.split():
+        if name in getattr(args, "typed", ()):
+            fail(f"{name}={getattr(args, name)} has no effect {why}")
+
+
+SAME_STEP = gym.vector.AutoresetMode.SAME_STEP  # the step that ends an episode begins the next one
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+# of a saved run's arguments those that an evaluation does not take over
+OF_TRAINING = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+OF_EVALUATION = {"evaluate", "env_id", "env_kwargs", "seed", "eval_episodes", "eval_max_steps"}
+OF_EVALUATION |= {"eval_epsilon", "sticky_actions", "capture_video", "device", "torch_threads"}
+OF_EVALUATION |= {"bf16"}
+
+
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
     text = sys.modules[args_class.__module__].__doc__ or name
-    args = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
-    if args.resume and set(argv) - {"--resume", args.resume, f"--resume={args.resume}"}:
+    argv = [without_exponent(word) for word in argv]
+    typed = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
+    if typed.resume and set(argv) - {"--resume", typed.resume, f"--resume={typed.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if args.resume and not Path(args.resume, "checkpoint.pt").exists():
-        fail(f"{args.resume} has no checkpoint.pt, so it is finished or no run")
+    if typed.resume and not Path(typed.resume, "checkpoint.pt").exists():
+        fail(f"{typed.resume} has no checkpoint.pt, so it is finished or no run")
+    source, settings = saved_settings(name, typed)
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
-    for field, value in saved_settings(name, args).items():
+    for field, value in settings.items():
         if isinstance(value, bool):
             flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"--{field}={json.dumps(value)}")
         else:
-            flags.append(f"--{field}={json.dumps(value) if isinstance(value, dict) else value}")
+            flags.append(without_exponent(f"--{field}={value}"))
+    if settings:
+        blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags)))
     args = tyro.cli(args_class, args=flags + argv)
+    words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
+    args.typed = {word.removeprefix("no_") if not hasattr(args, word) else word for word in words}
+    if args.evaluate:
+        refuse_typed(args, "init_weights", "in an evaluation")
+    if args.evaluate and settings:
+        refuse_typed(args, " ".join(sorted(args.typed - OF_EVALUATION)), "in an evaluation")
+    return checked(args)
+
+
+def without_exponent(word: str) -> str:
+    """1e6 and --flag=1e6 with a million in full, which an int can be."""
+    flag, number = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups()
+    whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d\d?|\d+\.0", number)
+    return f"{flag or ''}{int(float(number))}" if whole and float(number) % 1 == 0 else word
+
+
+def checked(args):
+    """The arguments, if they are in range."""
+    for field, value in asdict(args).items():
+        unlimited = field == "max_grad_norm" and value == math.inf
+        if isinstance(value, float) and not math.isfinite(value) and not unlimited:
+            fail(f"{field}={value} must be a finite number")
+    # as everybody else writes it
+    args.env_id = args.env_id.removeprefix("ale_py:")
     args.check()
-    require_range(args, "eval_episodes log_frequency", low=1)
-    require_range(args, "seed eval_frequency torch_threads")
-    require_range(args, "sticky_actions", high=1)
-    if args.env_id.startswith("ALE/"):
-        if args.async_envs:
-            fail("async_envs is not for Atari, whose games step side by side in any case")
-    elif args.episodic_life or args.sticky_actions:
-        fail(f"episodic_life and sticky_actions are for Atari's ALE/..., not for {args.env_id}")
-    return args
+    require_range(args, "eval_episodes eval_max_steps log_frequency", low=1)
+    require_range(args, "eval_frequency env_timeout")
+    require_range(args, "seed", high=2**63 - 1)
+    require_range(args, "torch_threads", high=1024)
+    if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
+        fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
+    try:
+        if isinstance(json.loads(args.env_kwargs), dict):
+            return args
+        error = "it has names and values: '{\"gravity\": -5.0}'"
+    except ValueError as wrong:
+        error = wrong
+    fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
 
 
-def saved_settings(name: str, args: RunArgs) -> dict:
-    """What --config, --resume or --evaluate name; nothing without them."""
+def blamed_on(source: str, check):
+    """Runs check(); if it ends the script, it does so in one line that begins with `source`."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            check()
+    except SystemExit:
+        text = re.sub(r"[─│╭╮╰╯]+", " ", said.getvalue()).partition("For full helptext")[0]
+        fail(f"{source}: {text.removeprefix(Path(sys.argv[0]).name + ': ')}")
+
+
+def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
+    """What --config, --resume or --evaluate name: where it stands, and the settings."""
     folder = args.evaluate if args.resume is None else args.resume
     if folder and folder.endswith(".npz"):  # without args.json beside it settings are typed
         folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
+    if args.config is not None:
+        return table_of(args.config, name)
+    if folder is None:
+        return "", {}
+    path = Path(folder, "args.json")
     try:
-        if args.config is not None:
-            path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", args.config).groups()
-            root = Path() if ext else Path(__file__).parents[1] / "benchmarks"
-            return {**tomllib.loads((root / f"{path}.toml").read_text("utf-8-sig"))[table or name]}
-        if folder is None:
-            return {}
-        about = json.loads(Path(folder, "args.json").read_text("utf-8-sig"))
-        return about["args"] if about["algo"] == name else fail(f"{folder} is no {name} run")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(f"{args.config or folder}: {type(error).__name__}: {error}")
+        about = json.loads(path.read_text("utf-8-sig"))
+        settings = dict(about["args"])
+        algo = about["algo"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{path}: {type(error).__name__}: {error}")
+    if algo != name:
+        fail(f"{folder} is no {name} run, but of {algo}")
+    left_out = {"config", "resume", "evaluate"} | (OF_TRAINING if args.evaluate else set())
+    return str(path), {key: x for key, x in settings.items() if key not in left_out}
 
 
-def make_env(env_id: str, **keywords):
-    """One environment with vectors of float32, or with channel-first images of uint8."""
+def table_of(config: str, name: str) -> tuple[str, dict]:
+    """A table of FILE.toml[:TABLE], by default that of this name."""
+    path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", config).groups()
+    path = (Path() if ext else Path(__file__).parents[1] / "benchmarks") / f"{path}.toml"
+    table = table or name
+    try:
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        fail(f"{path}: {error}")
+    if not isinstance(tables.get(table), dict):
+        fail(f"{path} has no table [{table}], but {', '.join(tables) or 'none at all'}")
+    if both := tables[table].keys() & {"config", "resume", "evaluate"}:
+        fail(f"{path}: a table cannot have {', '.join(sorted(both))}")
+    return f"{path}: [{table}]", tables[table]
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def before_making(env_id: str):
+    """Imports what gym.make does not find by itself, and quietens MuJoCo."""
     if "BulletEnv-" in env_id:
         importlib.import_module("pybullet_envs_gymnasium")
     if "mujoco" in str(gym.registry.get(env_id)):
         mujoco = importlib.import_module("mujoco")
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
         mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
-    env = gym.make(env_id, **keywords)
-    space, convert = env.observation_space, np.asarray
-    if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
-        fail(f"environment {env_id}: its observations are empty or have no fixed size: {space}")
-    if space.dtype == np.uint8 and len(space.shape) > 1:
-        shape = channels_first(np.zeros(space.shape, np.uint8)).shape
-        space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
-        convert = channels_first
-    else:
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            env = gym.wrappers.FlattenObservation(env)  # Discrete becomes one-hot
-        space = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+
+
+def as_vectors(env):
+    """The environment with float32 vectors as observations: Discrete becomes one-hot, for example.
+    Ends the script where an observation would lose what it is.
+    """
+    space = env.observation_space
+    for name, part in parts_of(space, "observation"):
+        if error := why_no_vector(part, alone=part is space):
+            fail(f"environment {env.spec.id}: {name}, {part}, {error}")
+    if gym.spaces.flatdim(space) == 0:
+        fail(f"environment {env.spec.id}: observations are empty: {space}")
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    vectors = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    return converted(env, np.asarray, vectors)
+
+
+def why_no_vector(space, alone: bool) -> str:
+    """What a user can do about a space that is not flattened; nothing if it is."""
+    shape = space.shape or ()
+    picture = len(shape) > 1 and sorted(shape)[-2] >= 36
+    small_numbers = space.dtype == np.uint8
+    if not is_flattenable(space):
+        return "has no fixed size: gym.wrappers.FilterObservation in make_env leaves it out"
+    if picture and small_numbers and not alone:
+        return "is a picture beside something else: algos/ppo_dict.py takes both"
+    if picture and len(shape) == 3 and not small_numbers:
+        return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
+    if small_numbers and len(shape) > 1 and alone:
+        return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
+    return ""
+
+
+def parts_of(space, name: str) -> list:
+    """(name, space) of a Dict's or Tuple's parts, and theirs; of another space itself."""
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return [(name, space)]
+    pairs = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
+    return [part for key, each in pairs for part in parts_of(each, f"{name}[{key!r}]")]
+
+
+def is_flattenable(space) -> bool:
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:  # of a space that gymnasium does not know
+        return False
+
+
+def converted(env, convert, space):
+    """The environment with convert(obs), of `space`, and with rewards as plain numbers."""
     # a copy, since some environments write each observation into the same array
-    copied = lambda obs: np.array(convert(obs), space.dtype)  # noqa: E731
-    env = gym.wrappers.TransformObservation(env, copied, space)
+    env = gym.wrappers.TransformObservation(
+        env, lambda obs: np.array(convert(obs), space.dtype), space
+    )
     return gym.wrappers.TransformReward(env, lambda reward: np.asarray(reward).item())
 
 
-def channels_first(image):
-    """Grey (h, w), colour (h, w, c) or a stack (n, h, w, c) of them to (channels, h, w)."""
-    image = np.asarray(image)
-    if image.ndim > 2 and image.shape[-1] < min(image.shape[-3:-1]):  # channels last
-        image = np.moveaxis(image, -1, -3)
-    return image.reshape(-1, *image.shape[-2:])
-
-
-def make_envs(args: RunArgs, num_envs: int, training: bool = True, make_env=make_env, **keywords):
-    """A gym.vector.VectorEnv under same-step autoreset, of which Run uses this:
-
-    reset(seed=[...]) -> obs, infos; step(actions) -> obs, rewards, terminated, truncated, infos;
-    num_envs, single_observation_space (float32 vectors or uint8 images, channels first),
-    single_action_space, close(), and for films envs[0].render().
-    Where infos["_final_obs"], (num_envs,), is true, an episode ended, infos["final_obs"] has its
-    last observation and obs the next one's first. All arrays are new at each step.
-    """
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+@contextlib.contextmanager
+def one_line_errors(env_id: str, keywords: dict):
+    """Ends the script in one line where an environment cannot be made as it was asked for."""
     try:
-        env_kwargs = json.loads(args.env_kwargs)
-        if not isinstance(env_kwargs, dict):
-            fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
-        keywords |= env_kwargs
-        if not args.env_id.startswith("ALE/"):
-            if args.async_envs and training:
-                make = [lambda: InProcess(make_env(args.env_id, **keywords))] * num_envs
-                return AsyncEnvs(make, **same_step)
-            return SyncEnvs([lambda: make_env(args.env_id, **keywords)] * num_envs, **same_step)
-        importlib.import_module("ale_py")
-        # preprocessed as for the Nature DQN: no-ops at the start, four frames to an action, stacked
-        settings = {"num_threads": min(args.torch_threads, num_envs), "reward_clipping": False}
-        settings |= {"life_loss_info": args.episodic_life and training, **env_kwargs}
-        settings |= {"repeat_action_probability": args.sticky_actions, **same_step}
-        return AtariEnvs(gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings))
-    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
-        fail(f"environment {args.env_id}: {error}")
+        yield
+    except (gym.error.Error, ImportError) as error:
+        fail(f"environment {env_id}: {error}")
     except TypeError as error:
-        if not keywords:
-            raise
-        fail(f"environment {args.env_id} with {keywords}: {error}")
+        cause = error.__cause__ or error
+        *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+        unknown = any(f"unexpected keyword argument '{name}'" in str(cause) for name in keywords)
+        if not unknown and "gymnasium" not in frame.f_code.co_filename:
+            raise  # a bug of the environment's own
+        fail(f"environment {env_id} with {keywords}: {cause}")
+
+
+def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
+    """Environments by make_env, stepped one after the other, or with --async-envs in processes."""
+    keywords = keywords | json.loads(args.env_kwargs)
+
+    def make():
+        return make_env(args.env_id, **keywords)
+
+    with one_line_errors(args.env_id, keywords):
+        if not (args.async_envs and training):
+            return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
+        seeds = np.random.randint(2**31, size=num_envs)
+        return AsyncEnvs([in_process(make, int(seed)) for seed in seeds], args.env_timeout)
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
-    """Environments that are stepped one after the other; infos[i] is what number i says."""
+    """Environments that are stepped one after the other. infos[i] belongs to obs[i]; what the step
+    itself said is infos["final_info"][i], and the last observation of an episode that ended
+    infos["final_obs"][i].
+    """
 
     def _add_info(self, infos, info, i):  # gymnasium would merge them, which not all allow
-        infos.setdefault(i, {}).update(info)
+        infos[i] = info
         return infos
+
+    def step(self, actions):  # gymnasium's own takes longer than a CartPole
+        if isinstance(actions, tuple):  # of a Tuple space: a column for each part
+            actions = zip(*actions, strict=True)
+        rows = []
+        infos = {"final_obs": {}, "final_info": {}}
+        for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            obs, reward, terminated, truncated, info = env.step(action)
+            infos["final_info"][i] = info
+            if terminated or truncated:
+                infos["final_obs"][i] = obs
+                obs, info = env.reset()
+            infos[i] = info
+            rows.append((obs, reward, terminated, truncated))
+        obs, rewards, *ends = zip(*rows, strict=True)
+        return np.array(obs), np.float64(rewards), *np.array(ends, np.bool_), infos
 
 
 class AsyncEnvs(gym.vector.AsyncVectorEnv):
     """The same numbers, from processes that step side by side."""
 
-    _add_info = SyncEnvs._add_info
+    def __init__(self, make, timeout: float):
+        self.timeout = timeout
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of these processes: torch here has read it
+        settings = {"autoreset_mode": SAME_STEP, "shared_memory": False}
+        # a fork of this process would inherit locks that its threads hold: these are forks of one
+        # without threads, which has imported what takes long
+        multiprocessing.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro"])
+        super().__init__(make, context="forkserver", **settings)
 
-    def __del__(self):  # gymnasium would wait for one that died
-        for process in getattr(self, "processes", []):
+    def _check_spaces(self):  # it would wait for ever, and one function makes all environments
+        pass
+
+    def _add_info(self, infos, info, i):  # see InProcess
+        infos[i] = info["said"]
+        infos.setdefault("final_info", {})[i] = info.get("final_info", info)["said"]
+        if "final_obs" in info:
+            infos.setdefault("final_obs", {})[i] = info["final_obs"]
+        return infos
+
+    def _poll_pipe_envs(self, timeout=None):  # gymnasium asks it before it reads
+        if super()._poll_pipe_envs(self.timeout):
+            return True
+        silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
+        raise TimeoutError(f"environments {silent} gave no answer for {self.timeout:g} s")
+
+    def close_extras(self, **_):
+        """Each process closes its environment; one that does not do so in 5 s is ended."""
+        end = time.monotonic() + 5
+        pipes = [pipe for pipe in self.parent_pipes if pipe is not None]
+        for pipe in pipes:
+            with contextlib.suppress(OSError):  # of a process that has ended
+                pipe.send(("close", None))
+        for pipe in pipes:
+            with contextlib.suppress(EOFError, OSError):
+                while pipe.poll(max(0, end - time.monotonic())):
+                    pipe.recv()  # what it was about to say, or it would wait for us
+        for process in self.processes:
+            process.join(max(0, end - time.monotonic()))
             process.terminate()
+        for process in self.processes:
+            process.join(1)
+            process.kill()
+
+
+def in_process(make, seed: int):
+    """A function that makes an environment in a process of AsyncEnvs, after seeding what it shares
+    with others; gymnasium makes one here as well, to look at it.
+    """
+    parent = os.getpid()
+
+    def make_there():
+        if os.getpid() != parent:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which closes the environment
+            torch.manual_seed(seed)
+            seed_generators(seed)
+        return InProcess(make())
+
+    return make_there
 
 
 class InProcess(gym.Wrapper):
-    """An environment in a process of its own, for AsyncEnvs."""
+    """An environment in a process of AsyncEnvs. Its infos come back under a name of their own."""
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-            random.seed(seed)  # for an environment without a generator of its own
-            np.random.seed(seed)
-        return self.env.reset(seed=seed, options=options)
+            seed_generators(seed)
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, {"said": sendable(info)}
+
+    def step(self, action):
+        *transition, info = self.env.step(action)
+        return *transition, {"said": sendable(info)}
 
 
-class AtariEnvs(gym.vector.VectorWrapper):
-    """Games of ale_py. It sets `terminated` at a lost life, too, though the game goes on."""
+def sendable(info: dict) -> dict:
+    """An info without what cannot reach another process, such as a handle of the simulator."""
+    try:
+        return pickle.loads(pickle.dumps(info))
+    except Exception:
+        if not isinstance(info, dict) or len(info) < 2:
+            return {}
+        return {k: x for key, value in info.items() for k, x in sendable({key: value}).items()}
 
-    frames = 0  # (num_envs,): of each game so far
 
-    def reset(self, *, seed, options=None):
-        return self.env.reset(seed=np.int32(seed))
+def seed_generators(seed: int):
+    """For environments without a generator of their own."""
+    random.seed(seed)
+    np.random.seed(seed)
 
-    def step(self, actions):
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        frames, self.frames = self.frames, infos["episode_frame_number"]
-        over = (terminated | truncated) & (self.frames < frames)
-        return obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
+
+def env_seeds(num_envs: int, *entropy: int) -> list[int]:
+    """Independent seeds that follow from `entropy`."""
+    state = np.random.SeedSequence(entropy).generate_state(num_envs)
+    return [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
 
 
 def reset(envs, *entropy: int):
-    """Resets with independent seeds that follow from `entropy`; returns observations and infos."""
-    state = np.random.SeedSequence(entropy).generate_state(envs.num_envs)
-    seeds = [int(s) >> 1 for s in state]  # 31 bits, the most that all environments take
-    random.seed(seeds[0])  # for environments without a generator of their own
-    np.random.seed(seeds[0])
+    """Resets with seeds that follow from `entropy`; returns observations and infos."""
+    seeds = env_seeds(envs.num_envs, *entropy)
+    seed_generators(seeds[0])
     return envs.reset(seed=seeds)
 
 
@@ -541,77 +794,221 @@ def as_declared(actions, space):
     return actions.clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else actions
 
 
-def write_file(path: Path, write):
-    """All or nothing, even if the power fails: to another file, synced, then renamed."""
+def of_each(infos: dict, num_envs: int) -> list[dict]:
+    """What each environment said. Of others than ours gymnasium merges it into arrays by name, with
+    a mask `_name` beside each.
+    """
+    if 0 in infos:
+        return [infos[i] for i in range(num_envs)]
+    said = [{} for _ in range(num_envs)]
+    for name, values in infos.items():
+        if name.startswith("_") or name in ("final_obs", "final_info"):
+            continue
+        if isinstance(values, dict):
+            values = of_each(values, num_envs)
+        for i in np.flatnonzero(infos.get(f"_{name}", np.ones(num_envs))):
+            said[i][name] = values[i]
+    return said
+
+
+def play(envs, obs, policy, max_steps: int, add_frame=None):
+    """Returns of one episode in each environment, which begins at `obs`, (num_envs,); the first is
+    filmed. Says how many were cut after max_steps.
+    """
+    returns = np.zeros(envs.num_envs)
+    playing = np.ones(envs.num_envs, np.bool_)
+    shown = {"unit": " episodes", "desc": "evaluation", "position": 0, "delay": 1}  # after 1 s
+    with progress_bar(total=envs.num_envs, **shown) as bar:
+        for _ in range(max_steps):
+            if add_frame and playing[0]:
+                add_frame(envs.envs[0].render())
+            actions = as_declared(policy(obs), envs.single_action_space)
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            returns += rewards * playing
+            playing &= ~(terminated | truncated)
+            bar.update(np.sum(~playing) - bar.n)
+            if not playing.any():
+                return returns
+    print(f"evaluation   {playing.sum()} episodes cut after {max_steps:,} steps")
+    return returns
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write_file(path: Path, write, check=lambda path: None):
+    """All or nothing, even if the power fails: to another file, synced, checked, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        check(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: dict):
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    write_file(path, lambda file: file.write(text.encode()))
+
+
+def without_numpy(state):
+    """A state_dict with Python's numbers in place of NumPy's, which a checkpoint cannot hold."""
+    if isinstance(state, np.generic):
+        return state.item()
+    if type(state) is dict:
+        return {without_numpy(key): without_numpy(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(without_numpy, state))
+    return state
+
+
+def read_checkpoint(path: Path) -> dict:
+    """A checkpoint whose checksums are right."""
+    try:
+        if damaged := zipfile.ZipFile(path).testzip():
+            fail(f"{path} is damaged: {damaged}")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        fail(f"{path}: {error}")
+
+
+def load_weights(agent, path: Path, but: dict):
+    """Weights of an .npz file by name, but those names."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            weights = {name: torch.as_tensor(arrays[name]) for name in set(arrays) - set(but)}
+        agent.load_state_dict(weights)
+    except Exception as error:
+        fail(f"{path}: {error}")
+
+
+def versions(args_class) -> dict:
+    """Of the packages, and of the script a hash, with all that it inherits its arguments from."""
+    classes = args_class.__mro__[:-1]  # one of a notebook has no file
+    files = {getattr(sys.modules[c.__module__], "__file__", __file__) for c in classes}
+    code = b"".join(Path(file).read_bytes() for file in sorted(files))
+    found = {module.__name__: module.__version__ for module in (torch, np, gym)}
+    return found | {"script": hashlib.sha256(code).hexdigest()}
+
+
+def put_event_files_first(folder: Path):
+    """Renames event files that TensorBoard, which reads them in the order of their names, would
+    read after the next one: the clock may have gone back since.
+    """
+    paths = sorted(folder.glob("events.out.tfevents.*"))
+    if paths and paths[-1].name >= f"events.out.tfevents.{int(time.time()):010d}":
+        for number, path in enumerate(paths):
+            path.rename(path.with_name(f"events.out.tfevents.{number:010d}.{path.name[20:]}"))
+
+
+def choose_device(name: str, images: bool):
+    if name == "auto":
+        name = "cuda" if images and torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.zeros(1, device=name).device
+        torch.zeros(1, device=device).item()  # not of `meta`, which holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        fail(f"--device {name}: {error}")
+    return device
 
 
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
-        self.name, self.args, self.step_count = name, args, 0
-        self.evaluation_policy, self.make_envs = evaluation_policy, make_envs
-        if args.capture_video:  # now, rather than after hours of training
-            envs = make_envs(args, args.eval_episodes, training=False, render_mode="rgb_array")
-            try:
-                _height, _width, *_ = self.frame(envs, reset(envs, args.seed)[0]).shape
-            except Exception as error:
-                fail(f"capture_video: {args.env_id} gives no picture: {error!r}")
-            envs.close()
+        self.name = name
+        self.args = args
+        self.evaluation_policy = evaluation_policy
+        self.make_envs = make_envs
+        self.step_count = 0
+        self.folder = Path(args.resume) if args.resume else None
+        self.writer = self.bar = self.envs = self.lock = self.saved = None
+        try:
+            self.prepare(make_agent)
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, make_agent):
+        """Makes environments and agent. What the end of a run needs is tried now."""
+        args = self.args
+        if args.resume:
+            self.lock_folder()
+            self.saved = read_checkpoint(self.folder / "checkpoint.pt")
+            self.step_count = self.saved["step"]
+        if args.capture_video:
+            self.try_to_film()
         num_envs = args.eval_episodes if args.evaluate else args.num_envs
-        self.envs = make_envs(args, num_envs, training=not args.evaluate)
+        self.envs = self.new_envs(num_envs, self.step_count, training=not args.evaluate)
         self.obs_space = self.envs.single_observation_space
         action_space = self.envs.single_action_space
         kind = len(self.obs_space.shape), self.obs_space.dtype
         if kind not in ((1, np.float32), (3, np.uint8)):  # of environments by another make_envs
             fail(f"observations must be float32 vectors or uint8 images, not {self.obs_space}")
         mode = getattr(self.envs, "metadata", {}).get("autoreset_mode")
-        if mode not in (None, gym.vector.AutoresetMode.SAME_STEP):
+        if mode not in (None, SAME_STEP):
             fail(f"environments must have gym.vector.AutoresetMode.SAME_STEP, not {mode}")
         images = len(self.obs_space.shape) == 3
-        if args.device == "auto":
-            args.device = "cuda" if images and torch.cuda.is_available() else "cpu"
-        try:
-            self.device = torch.zeros(1, device=args.device).device
-        except (RuntimeError, AssertionError) as error:
-            fail(f"--device {args.device}: {error}")
+        self.device = choose_device(args.device, images)
+        args.device = self.device.type if args.device == "auto" else args.device
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
         torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
-        agent = make_agent(args, self.obs_space, action_space)
-        self.agent, agent.device = agent.to(self.device), self.device
-        self.bounds = {}  # in weights.npz, so that it says by itself what its actions mean
+        self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
+        self.agent.device = self.device
+        self.bounds = {}  # in weights.npz, so that it says what its actions mean
         if isinstance(action_space, gym.spaces.Box):
             self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
-        path, self.folder = args.init_weights, args.resume
-        if args.evaluate:
-            path = Path(args.evaluate)
-            path = path if path.suffix == ".npz" else path / "weights.npz"
-            self.folder = path.parent
-        if path is not None and not args.resume:
-            try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    names = set(arrays) - set(self.bounds)
-                    agent.load_state_dict({k: torch.as_tensor(arrays[k]) for k in names})
-            except Exception as error:
-                fail(f"{path}: {error}")
+        if (given := args.evaluate or args.init_weights) and not args.resume:
+            path = Path(given)
+            path = path / "weights.npz" if path.is_dir() else path
+            load_weights(self.agent, path, but=self.bounds)
+            self.folder = path.parent if args.evaluate else None
+        if args.resume or args.evaluate:
+            self.say_whose_it_was()
         # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
-        self.returns, self.lengths = np.zeros((2, args.num_envs))
-        # since the last point of the curves (return, length) of episodes; sum, number of scalars
-        self.finished, self.scalars = [], {}
+        self.returns = np.zeros(args.num_envs)  # of the episodes that run
+        self.lengths = np.zeros(args.num_envs)
+        self.finished = []  # (return, length) of episodes since the last point of the curves
+        self.scalars = {}  # since then, by name: sum and number
         self.best_return = -math.inf  # of the evaluations so far
-        self.folder = Path(self.folder or self.make_folder())
+
+    def new_envs(self, num_envs, *entropy, **keywords):
+        """Environments, made after seeding what they may draw from on being made."""
+        seed_generators(env_seeds(1, self.args.seed, *entropy)[0])
+        return self.make_envs(self.args, num_envs, **keywords)
+
+    def try_to_film(self):
+        """Ends the script now, rather than after hours of training, if there is no picture."""
+        envs = self.new_envs(self.args.eval_episodes, 0, training=False, render_mode="rgb_array")
+        with contextlib.closing(envs):
+            reset(envs, self.args.seed)
+            try:
+                _height, _width, *_ = envs.envs[0].render().shape
+            except Exception as error:
+                fail(f"capture_video: {self.args.env_id} gives no picture: {error!r}")
+
+    def say_whose_it_was(self):
+        """Says in a line if another script or other packages trained what is in the folder."""
+        path = self.folder / "args.json"
+        if not path.exists():
+            return
+        about = json.loads(path.read_text("utf-8-sig"))
+        now = versions(type(self.args))
+        trained_by = [about, *about.get("resumed", [])][-1].get("versions", {})
+        other = [name for name, value in now.items() if trained_by.get(name) != value]
+        if other:
+            print(f"{self.folder} was trained with another {', '.join(other)}", file=sys.stderr)
 
     def make_folder(self) -> Path:
         """A new folder, numbered where runs of one seed start in the same second."""
@@ -627,79 +1024,106 @@ class Run:
             except OSError as error:
                 fail(error)
 
+    def lock_folder(self):
+        """Ends the script if another process trains in the folder."""
+        try:
+            self.lock = os.open(self.folder, os.O_RDONLY)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"another process trains in {self.folder}")
+        except OSError:
+            pass  # some file systems have no locks
+
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
-        args, self.parts, self.started = self.args, parts, time.perf_counter()
-        if args.resume:
-            numpy_scalar = [np._core.multiarray.scalar, np.dtype, np.dtypes.Float64DType]
-            torch.serialization.add_safe_globals(numpy_scalar)  # schedules by NumPy leave one
-            saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+        args = self.args
+        self.parts = parts
+        self.started = time.perf_counter()
+        resumed, self.saved = self.saved, None
+        if resumed:
             for name, part in parts.items():
-                part.load_state_dict(saved["parts"][name])
-            self.rng.bit_generator.state = saved["rng"]
-            torch.set_rng_state(saved["torch_rng"])
-            self.step_count, self.best_return = saved["step"], saved["best_return"]
-            self.started -= saved["seconds"]
-        # TensorBoard drops what a process that was killed logged after its last checkpoint
-        purge_step = self.step_count + 1 if args.resume else None
-        self.writer = SummaryWriter(self.folder, purge_step=purge_step)
-        if not args.resume:
+                if name not in resumed["parts"]:
+                    fail(f"{self.folder / 'checkpoint.pt'} has no {name}: it is of another script")
+                part.load_state_dict(resumed["parts"][name])
+            self.rng.bit_generator.state = resumed["rng"]
+            torch.set_rng_state(resumed["torch_rng"])
+            self.best_return = resumed["best_return"]
+            self.started -= resumed["seconds"]
+            put_event_files_first(self.folder)
+            # TensorBoard drops what a process that was killed logged after its last checkpoint
+            self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
+        else:
+            self.folder = self.folder or self.make_folder()
+            self.lock_folder()
+            self.writer = SummaryWriter(self.folder)
             self.save()
-            torch.load(self.folder / "checkpoint.pt", weights_only=True)  # fails now, not later
-            self.describe()  # args.json comes last: a folder that has it can be resumed
+        self.describe()  # args.json comes last: a folder that has it can be resumed
+        if not resumed:
             parse_args(self.name, type(args), ["--resume", str(self.folder)])  # as does this
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
-        seconds = 0.1 if sys.stderr.isatty() else 30  # between lines, in a file
-        progress = {"total": args.total_timesteps, "initial": step, "unit": " steps"}
-        self.bar = tqdm(**progress, leave=False, mininterval=seconds)
-        self.obs, self.infos = reset(self.envs, args.seed, step)
+        self.bar = progress_bar(total=args.total_timesteps, initial=step, unit=" steps")
+        self.obs, infos = reset(self.envs, args.seed, step)
+        self.infos = of_each(infos, args.num_envs)
+        self.next_infos = self.infos
         return step
 
     def describe(self):
-        """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run."""
-        settings = asdict(self.args)
-        plain = {k: v if isinstance(v, int | float) else str(v) for k, v in settings.items()}
+        """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
+        says with which script and packages it was resumed.
+        """
+        args = asdict(self.args)
+        plain = {k: v if isinstance(v, int | float) else str(v) for k, v in args.items()}
         self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
-        classes = type(self.args).__mro__[:-1]  # one of a notebook has no file
-        files = {getattr(sys.modules[c.__module__], "__file__", __file__) for c in classes}
-        code = b"".join(Path(file).read_bytes() for file in sorted(files))
-        versions = {module.__name__: module.__version__ for module in (torch, np, gym)}
-        about = {"algo": self.name, "args": settings, "command": shlex.join(["python", *sys.argv])}
-        about["versions"] = versions | {"script": hashlib.sha256(code).hexdigest()}
-        text = json.dumps(about, indent=2, default=str) + "\n"
-        write_file(self.folder / "args.json", lambda file: file.write(text.encode()))
+        path = self.folder / "args.json"
+        if self.args.resume:
+            about = json.loads(path.read_text("utf-8-sig"))
+            now = {"step": self.step_count, "versions": versions(type(self.args))}
+            about["resumed"] = [*about.get("resumed", []), now]
+        else:
+            about = {"algo": self.name, "args": args, "command": shlex.join(["python", *sys.argv])}
+            about["versions"] = versions(type(self.args))
+        write_json(path, about)
 
     def step(self, actions):
         """Steps every environment. Returns next_obs, rewards, terminated, truncated, one row each.
 
-        `obs` then is what to act on: next_obs, but after an end the new episode's first. infos[i]
-        is what environment i said; after an end that is of the reset, and in "final_info" the rest
-        (at a checkpoint, which resets all, infos["final_info"] is what all had said).
+        run.next_infos[i] is what environment i said of this step. What to act on next is run.obs,
+        with run.infos: next_obs and next_infos, but after an end those of the reset.
         """
-        args, actions = self.args, as_declared(actions, self.envs.single_action_space)
-        self.obs, rewards, terminated, truncated, self.infos = self.envs.step(actions)
-        self.step_count += args.num_envs
+        args = self.args
+        num_envs = args.num_envs
+        actions = as_declared(actions, self.envs.single_action_space)
+        self.obs, rewards, terminated, truncated, infos = self.envs.step(actions)
+        self.step_count += num_envs
         if not np.isfinite(rewards).all():
             raise FloatingPointError(f"reward not finite at step {self.step_count}: {rewards}")
         self.returns += rewards
         self.lengths += 1
-        ended = np.flatnonzero(self.infos.get("_final_obs", terminated | truncated))
-        next_obs = self.obs.copy() if len(ended) else self.obs
-        for i in ended:
-            apart = "final_obs" not in self.infos  # see SyncEnvs
-            next_obs[i] = self.infos[i]["final_obs"] if apart else self.infos["final_obs"][i]
+        self.infos = of_each(infos, num_envs)
+        self.next_infos = list(self.infos)
+        # of which environments an episode ended, and not by a checkpoint
+        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        next_obs = self.obs
+        if len(self.ended):
+            next_obs = self.obs.copy()
+            last_infos = of_each(infos.get("final_info", {}), num_envs)
+        for i in self.ended:
+            next_obs[i] = infos["final_obs"][i]
+            self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))
-            self.returns[i] = self.lengths[i] = 0
+            self.returns[i] = 0
+            self.lengths[i] = 0
         if self.step_count % self.checkpoint_steps == 0:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = self.make_envs(args, args.num_envs)
+            self.envs = self.new_envs(num_envs, self.step_count)
             self.obs, infos = reset(self.envs, args.seed, self.step_count)
-            self.infos = {**infos, "final_info": self.infos}
-            self.returns[:] = self.lengths[:] = 0
+            self.infos = of_each(infos, num_envs)
+            self.returns[:] = 0
+            self.lengths[:] = 0
             truncated = ~terminated
         return next_obs, rewards.astype(np.float32), terminated, truncated
 
@@ -714,23 +1138,13 @@ class Run:
 
     def end_iteration(self, scalars: dict) -> int:
         """Logs, evaluates and saves what is due. Returns the step."""
-        step, args = self.step_count, self.args
+        step = self.step_count
+        saves = self.due(self.checkpoint_steps)
+        ends = step >= self.args.total_timesteps
         self.log(scalars)
-        saves, ends = self.due(self.checkpoint_steps), step >= args.total_timesteps
-        if saves or ends or self.due(args.log_frequency):
-            means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
-            means["charts/SPS"] = step / (time.perf_counter() - self.started)
-            if self.finished:
-                returns, lengths = np.mean(self.finished, axis=0)
-                means |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
-                self.bar.set_postfix_str(f"return {returns:.1f}", refresh=False)
-            self.finished, self.scalars = [], {}
-            for name, value in means.items():
-                if math.isfinite(value):
-                    self.writer.add_scalar(name, value, step)
-                elif name.startswith("losses/"):
-                    raise FloatingPointError(f"{name} not finite at step {step}: {means}")
-        if self.due(args.eval_frequency) and not ends:
+        if saves or ends or self.due(self.args.log_frequency):
+            self.write_curves(step)
+        if self.due(self.args.eval_frequency) and not ends:
             self.log_evaluation()
         if saves:
             self.save()
@@ -741,8 +1155,22 @@ class Run:
     def due(self, every: int) -> bool:  # whether a multiple of it lies in this iteration; 0: never
         return every > 0 and self.step_count // every > self.last_step // every
 
-    def frame(self, envs, obs):  # of the film; a game as the agent sees it: 84 x 84, grey
-        return obs[0, -1] if self.args.env_id.startswith("ALE/") else envs.envs[0].render()
+    def write_curves(self, step: int):
+        """Writes a point of each curve, the mean since the last one."""
+        means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
+        means["charts/SPS"] = step / (time.perf_counter() - self.started)
+        if self.finished:
+            episodic_return, episodic_length = np.mean(self.finished, axis=0)
+            means["charts/episodic_return"] = episodic_return
+            means["charts/episodic_length"] = episodic_length
+            self.bar.set_postfix_str(f"return {episodic_return:.1f}", refresh=False)
+        self.finished = []
+        self.scalars = {}
+        for name, value in means.items():
+            if math.isfinite(value):
+                self.writer.add_scalar(name, value, step)
+            elif name.startswith("losses/"):
+                raise FloatingPointError(f"{name} not finite at step {step}: {means}")
 
     def log_evaluation(self):
         """Evaluates. With --eval-frequency best.npz has the weights of the highest mean return."""
@@ -755,38 +1183,28 @@ class Run:
 
     def evaluate(self):
         """Returns of one episode in each of `eval_episodes` environments; films the first."""
-        args, video = self.args, None
-        shared = random.getstate(), np.random.get_state(), torch.get_rng_state()  # training's, too
-        drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-        envs = self.make_envs(args, args.eval_episodes, training=False, **drawn)
-        if args.capture_video:
-            name = "evaluation" if args.evaluate else f"step-{self.step_count}"
-            film = self.folder / "videos" / f"{name}-seed-{args.seed}.mp4"
-            film.parent.mkdir(exist_ok=True)
-            video = importlib.import_module("imageio").get_writer(film, fps=30, macro_block_size=2)
-        (obs, _), rng = reset(envs, args.seed, 0, 1), np.random.default_rng([args.seed, 1, 1])
-        torch.default_generator.manual_seed(args.seed)
-        self.agent.eval()
-        choose_actions = self.evaluation_policy(self.agent, rng, args)
-        returns, playing = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, np.bool_)
-        for _ in range(100_000):  # an episode might not end
-            if video and playing[0]:
-                video.append_data(self.frame(envs, obs))
-            actions = as_declared(choose_actions(obs), envs.single_action_space)
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
-            returns += rewards * playing
-            playing &= ~(terminated | truncated)
-            if not playing.any():
-                break
-        else:
-            print(f"evaluation   {playing.sum()} episodes cut after 100,000 steps")
-        envs.close()
-        if video:
-            video.close()
-        random.setstate(shared[0])
-        np.random.set_state(shared[1])
-        torch.set_rng_state(shared[2])
-        return returns
+        args = self.args
+        rng = np.random.default_rng([args.seed, 1, 1])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(generators_restored())  # training may draw from them, too
+            film = stack.enter_context(self.film()) if args.capture_video else None
+            drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
+            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **drawn)
+            stack.enter_context(contextlib.closing(envs))
+            obs, _ = reset(envs, args.seed, 0, 1)
+            torch.default_generator.manual_seed(args.seed)
+            self.agent.eval()
+            policy = self.evaluation_policy(self.agent, rng, args)
+            return play(envs, obs, policy, args.eval_max_steps, film and film.append_data)
+
+    @contextlib.contextmanager
+    def film(self):
+        name = "evaluation" if self.args.evaluate else f"step-{self.step_count}"
+        path = self.folder / "videos" / f"{name}-seed-{self.args.seed}.mp4"
+        path.parent.mkdir(exist_ok=True)
+        imageio = importlib.import_module("imageio")
+        with imageio.get_writer(path, fps=30, macro_block_size=2) as video:
+            yield video
 
     def arrays(self) -> dict:
         """What weights.npz holds: parameters, buffers that acting needs, bounds of actions."""
@@ -802,18 +1220,29 @@ class Run:
         return digest.hexdigest()
 
     def save(self):
-        """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file."""
+        """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file. A
+        checkpoint that could not be read back ends the run and leaves the last one.
+        """
         self.writer.flush()
+        parts = {name: without_numpy(part.state_dict()) for name, part in self.parts.items()}
         checkpoint = {
             "step": self.step_count,
             "seconds": time.perf_counter() - self.started,
             "rng": self.rng.bit_generator.state,
             "torch_rng": torch.get_rng_state(),
             "best_return": self.best_return,
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "parts": parts,
         }
+
+        def check(path):  # without reading what the tensors hold
+            try:
+                torch.load(path, weights_only=True, mmap=True)
+            except pickle.UnpicklingError as error:
+                kinds = "tensors, numbers, strings, dicts, lists and tuples of these"
+                raise TypeError(f"no run could resume from these parts, but {kinds}") from error
+
         self.save_weights("weights.npz")
-        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file), check)
 
     def save_weights(self, name: str):
         write_file(self.folder / name, lambda file: np.savez(file, **self.arrays()))
@@ -821,19 +1250,28 @@ class Run:
     def finish(self):
         """Evaluates, writes weights.npz and result.json, and prints the result."""
         self.bar.close()
-        steps, seconds = self.step_count, time.perf_counter() - self.started
+        steps = self.step_count
+        seconds = time.perf_counter() - self.started
         self.save()
         self.envs.close()  # before the evaluation: of some simulators only one can run
+        print(f"trained      {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} steps/s")
+        sys.stdout.flush()
         returns = self.log_evaluation()
         self.writer.close()
-        result = {"env_id": self.args.env_id, "algo": self.name, "seed": self.args.seed}
-        result |= {"steps": steps, "seconds": round(seconds, 2), "sps": round(steps / seconds)}
-        result |= {"eval_return_mean": returns.mean(), "eval_return_std": returns.std()}
-        result |= {"eval_episodes": len(returns), "run_hash": self.hash()}
-        text = json.dumps(result, indent=2)
-        write_file(self.folder / "result.json", lambda file: file.write(f"{text}\n".encode()))
+        result = {
+            "env_id": self.args.env_id,
+            "algo": self.name,
+            "seed": self.args.seed,
+            "steps": steps,
+            "seconds": round(seconds, 2),
+            "sps": round(steps / seconds),
+            "eval_return_mean": returns.mean(),
+            "eval_return_std": returns.std(),
+            "eval_episodes": len(returns),
+            "run_hash": self.hash(),
+        }
+        write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink()  # with a replay buffer it is large
-        print(f"trained      {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} steps/s")
         self.print_result(returns)
 
     def print_result(self, returns):
@@ -842,26 +1280,71 @@ class Run:
         print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
         print(f"run hash     {self.hash()}")
 
+    def close(self):
+        """Closes the environments and the files, however the run ends."""
+        with contextlib.ExitStack() as stack:
+            for part in (self.envs, self.writer, self.bar):
+                if part is not None:
+                    stack.callback(part.close)
+            if self.lock is not None:
+                stack.callback(os.close, self.lock)
+            self.envs = self.writer = self.bar = self.lock = None
+
+    def how_to_resume(self) -> str:
+        folder = self.folder
+        if folder is None or not (folder / "checkpoint.pt").exists():
+            return ""
+        if not (folder / "args.json").exists():
+            return ""
+        return f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(folder)])}"
+
+
+def progress_bar(**settings):
+    seconds = 0.1 if sys.stderr.isatty() else 30  # between lines, in a file
+    return tqdm(**settings, leave=False, mininterval=seconds)
+
+
+@contextlib.contextmanager
+def generators_restored():
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(of_torch)
+
+
+def interrupt(signum, frame):
+    raise KeyboardInterrupt(signum)
+
 
 def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
     """Runs a script. make_agent(args, obs_space, action_space) makes its module, train(args, run)
     trains it, evaluation_policy(agent, rng, args) makes a function from observations to actions.
     """
     args = parse_args(name, args_class, sys.argv[1:])
+    signal.signal(signal.SIGTERM, interrupt)  # ends as Ctrl-C does
     run = Run(name, args, make_agent, evaluation_policy, make_envs)
-    if run.args.evaluate:
-        run.envs.close()
-        return run.print_result(run.evaluate())
-    resume = f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(run.folder)])}"
     try:
+        if args.evaluate:
+            run.envs.close()
+            return run.print_result(run.evaluate())
         train(run.args, run)
         run.finish()
-    except KeyboardInterrupt:
-        print(f"\nstopped; {resume}", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:  # Python prints the note below the traceback
-        error.add_note(resume)
+    except KeyboardInterrupt as stopped:
+        print("; ".join(filter(None, ["\nstopped", run.how_to_resume()])), file=sys.stderr)
+        sys.exit(128 + next(iter(stopped.args), signal.SIGINT))
+    except MemoryError as error:
+        if run.folder is None:  # so it has not begun
+            fail(f"out of memory: {error}")
         raise
+    except Exception as error:  # Python prints the note below the traceback
+        if how := run.how_to_resume():
+            error.add_note(how)
+        raise
+    finally:
+        run.close()
 
 
 # /// script

@@ -41,38 +41,52 @@ class Args(td3.RunArgs):
     def check(self):
         super().check()
         td3.require_range(self, "alpha drop", high=1e9)
-        if self.alpha is not None and self.target_entropy is not None:
-            td3.fail(f"alpha={self.alpha} is constant, so target_entropy has no effect")
+        if self.alpha is not None:
+            td3.refuse_typed(self, "target_entropy", "with a constant alpha")
         if self.drop >= self.quantiles:
             td3.fail(f"drop={self.drop} must be smaller than quantiles={self.quantiles}")
 
 
-def train(args: Args, run: td3.Run):
-    agent, settings = run.agent, {"lr": args.learning_rate, "fused": True}
-    optimizers = {
-        "actor_optimizer": torch.optim.Adam(agent.actor.parameters(), **settings),
-        "critic_optimizer": torch.optim.Adam(agent.critics.parameters(), **settings),
-        "alpha_optimizer": torch.optim.Adam([agent.log_alpha], **settings),
-    }
-    td3.train(args, run, optimizers, sac_update)
+def train(args: Args, run: td3.Run, optimizers=None, buffer=None, update=None, parts=None):
+    agent = run.agent
+    if optimizers is None:
+        adam = {"lr": args.learning_rate, "fused": True}
+        optimizers = {
+            "actor_optimizer": torch.optim.Adam(agent.actor.parameters(), **adam),
+            "critic_optimizer": torch.optim.Adam(agent.critics.parameters(), **adam),
+            "alpha_optimizer": torch.optim.Adam([agent.log_alpha], **adam),
+        }
+    td3.train(args, run, optimizers, buffer, update or sac_update, parts)
 
 
-def sac_update(agent, target, optimizers, batch, args, rng, step):
+def sac_update(agent, target, optimizers, batch, args, rng, gradient_step):
     """One step of critics, actor, temperature and target critics. Returns scalars for curves."""
     noises = rng.standard_normal((2, *batch["actions"].shape), np.float32)
     next_noise, noise = torch.as_tensor(noises, device=agent.device)
-    losses, q_mean = q_losses(agent, target, batch, next_noise, args)
+    scalars = update_critics(agent, target, optimizers, batch, next_noise, args)
+    scalars |= update_actor(agent, optimizers, batch["obs"], noise, args)
+    td3.polyak(target, agent, args.tau)  # of all that q_values might use
+    return scalars
+
+
+def update_critics(agent, target, optimizers, batch, noise, args):
+    """One step of the critics. noise: normal, of s', (batch, action_dim). Returns scalars."""
+    losses, q_mean = q_losses(agent, target, batch, noise, args)
     descend(optimizers["critic_optimizer"], sum(losses))
-    actor_loss, log_probs = policy_loss(agent, batch["obs"], noise, args)
-    descend(optimizers["actor_optimizer"], actor_loss)
     scalars = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
-    scalars |= {"losses/qf1_values": q_mean, "losses/actor_loss": actor_loss.detach()}
-    scalars |= {"losses/alpha": agent.alpha(), "losses/entropy": -log_probs.mean()}
+    return scalars | {"losses/qf1_values": q_mean}
+
+
+def update_actor(agent, optimizers, obs, noise, args):
+    """One step of the actor and one of the temperature. noise: normal. Returns scalars."""
+    loss, log_probs = policy_loss(agent, obs, noise, args)
+    descend(optimizers["actor_optimizer"], loss)
+    scalars = {"losses/actor_loss": loss.detach(), "losses/entropy": -log_probs.mean()}
+    scalars["losses/alpha"] = agent.alpha()
     if args.alpha is None:
         loss = alpha_loss(agent.log_alpha, log_probs, agent.target_entropy)
         descend(optimizers["alpha_optimizer"], loss)
         scalars["losses/alpha_loss"] = loss.detach()
-    td3.polyak(target, agent, args.tau)  # of all that q_values might use
     return scalars
 
 
@@ -90,8 +104,8 @@ def q_losses(agent, target, batch, noise, args):
         next_actions, log_probs = agent.sample(batch["next_obs"], noise)  # there is no target actor
         next_q = torch.cat(target.q_values(batch["next_obs"], next_actions), dim=1)
         kept = 2 * (args.quantiles - args.drop) if args.quantiles > 1 else 1
-        steps = batch["rewards"], batch["terminated"], batch["discounts"]
-        y = soft_target(*steps, next_q, kept, log_probs, agent.alpha())
+        given = batch["rewards"], batch["terminated"], batch["discounts"]
+        y = soft_target(*given, next_q, kept, log_probs, agent.alpha())
     q_values = agent.q_values(batch["obs"], batch["actions"])
     loss_of = quantile_huber_loss if args.quantiles > 1 else F.mse_loss
     return [loss_of(q, y) for q in q_values], q_values[0].detach().mean()
@@ -154,10 +168,12 @@ class Agent(td3.Agent):
 
     def __init__(self, args: Args, obs_dim: int, low, high):
         super().__init__(args, obs_dim, low, high)
-        n, sizes = obs_dim + self.action_dim, args.hidden_sizes
+        n = obs_dim + self.action_dim
+        sizes = args.hidden_sizes
         self.actor = td3.relu_mlp(obs_dim, sizes, 2 * self.action_dim)
         self.critics = nn.ModuleList(td3.relu_mlp(n, sizes, args.quantiles) for _ in range(2))
-        self.given_alpha, target = args.alpha, args.target_entropy
+        self.given_alpha = args.alpha
+        target = args.target_entropy
         self.log_alpha = nn.Parameter(torch.zeros(()))  # learned, unless alpha is given
         self.target_entropy = -self.action_dim if target is None else target
         if not -math.inf < self.target_entropy < self.action_dim * math.log(2):

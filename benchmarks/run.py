@@ -5,10 +5,11 @@
     python benchmarks/run.py atari --algos ppo -- --env-id ALE/Qbert-v5    flags for the script
     python benchmarks/run.py lunarlander --ray ADDRESS                on a Ray cluster
 
-Every run is a plain command of a script in algos/. Its folder is
-runs/CONFIG/TABLE/<env>/<script>/<seed>-<time>/, its output <seed>.log beside that. The same
-campaign started again skips what is finished and resumes what was cut. Exit status: 0 when every
-run is finished, 1 when one failed, 2 for wrong input, 128 + n when stopped by signal n.
+Every run is a plain command of a script in algos/, run in the folder where you stand. Its folder is
+runs/CONFIG/TABLE/<env>/<script>/<seed>-<time>/ there, its output <seed>.log beside that. The same
+campaign started again skips what is finished, resumes what was cut, and waits for a run that goes
+on: its process, whose number is in <seed>.lock, holds the lock on that file. Exit status: 0 when
+every run is finished, 1 when one failed, 2 for wrong input, 128 + n when stopped by signal n.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import SimpleNamespace
 
-from report import ArgumentParser, UserError, errors_in_a_line, positive, read_toml, settings_of
+import report
+from report import ArgumentParser, UserError, errors_in_a_line, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted({path.stem for path in (ROOT / "algos").glob("*.py")} - {"load", "tasks"})
@@ -58,16 +60,20 @@ class Job:
         return f"{self.table}, {self.args['env_id']}, seed {self.args['seed']}"
 
     def words(self, resume: Path | None = None) -> list[str]:
-        """The command line from the repository's root, without the interpreter."""
+        """The command line, without the interpreter."""
         flags = ["--resume", shown(resume)] if resume else self.flags
-        return [f"algos/{self.script}.py", *flags]
+        return [shown(ROOT / "algos" / f"{self.script}.py"), *flags]
 
 
-def python(words: list[str], folder: Path, log) -> Popen:
-    """Starts a script in a folder, with its output in an open file."""
+class Unreadable(UserError):
+    """A run folder with broken files, which costs its own run alone."""
+
+
+def python(words: list[str], log, **how) -> Popen:
+    """Starts Python with its output in an open file."""
     return Popen(
         [sys.executable, *words],
-        cwd=folder,
+        **how,
         env={**os.environ, "TQDM_MININTERVAL": "10"},  # seconds between lines of progress
         stdin=DEVNULL,
         stdout=log,
@@ -77,8 +83,9 @@ def python(words: list[str], folder: Path, log) -> Popen:
 
 
 def shown(path: Path) -> str:
-    """A path as it is typed in the repository's root."""
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    """A path as it is typed where the user stands."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def script_of(table: str) -> str | None:
@@ -108,7 +115,7 @@ def read_config(name: str) -> tuple[Path, dict]:
     if not path.exists():
         known = sorted(p.stem for p in path.parent.glob("*.toml"))
         raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}")
-    tables = read_toml(path)
+    tables = report.read_toml(path)
     for table in tables:
         if not script_of(table):
             raise UserError(
@@ -129,10 +136,9 @@ def plan(options, extra: list[str]) -> list[Job]:
     for word in extra:
         if re.match("--(seed|runs[-_]dir|config|resume|evaluate)(=|$)", word):
             raise UserError(f"after -- stands no {word.split('=')[0]}: that is the campaign's")
-    runs_dir = Path(options.runs_dir).resolve() if options.runs_dir else ROOT / "runs" / path.stem
+    runs_dir = Path(options.runs_dir or Path("runs", path.stem)).resolve()
     if runs_dir.exists() and not runs_dir.is_dir():
         raise UserError(f"--runs-dir {options.runs_dir} is no folder")
-    os.chdir(ROOT)  # where the commands are run, and what their paths are relative to
     jobs = []
     for table in dict.fromkeys(options.algos or tables):
         script, parent = script_of(table), shown(runs_dir / table)
@@ -151,23 +157,19 @@ def plan(options, extra: list[str]) -> list[Job]:
     return sorted(jobs, key=lambda job: job.args["seed"])
 
 
-def run_folder(job: Job) -> tuple[Path | None, bool]:
-    """Where the job was run, and whether it is finished; None when it has to begin.
+def run_folder(job: Job) -> tuple[Path | None, float | None]:
+    """Where the job was run, None when it has to begin, and its greedy return if it is finished.
 
-    Raises UserError when a run of this seed had other arguments: a cell must not mix them.
+    Raises Unreadable, or UserError when a run of this seed had other arguments: a cell must not mix
+    them.
     """
     cut, seed = None, job.args["seed"]
     name = glob.escape(f"{job.args.get('exp_name', '')}-{seed}-".lstrip("-"))
     for folder in sorted(job.parent.glob(f"{name}*"), reverse=True):
-        try:
-            saved = dict(json.loads((folder / "args.json").read_text("utf-8"))["args"])
-        except FileNotFoundError:  # killed before its first step
-            continue
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{shown(folder)}/args.json cannot be read: {error}") from None
-        if saved.get("seed") != seed or folder.match(f"{name}*-*-*-*"):
+        saved = content(folder / "args.json", "args", dict)  # None: killed before its first step
+        if saved is None or saved.get("seed") != seed or folder.match(f"{name}*-*-*-*"):
             continue  # of ppo_seeds: another one of the agents that it trains at once
-        there, here = settings_of(saved), settings_of(job.args)
+        there, here = map(report.settings_of, (saved, job.args))
         for key, unresolved in (("device", "auto"), ("torch_threads", 0)):
             if here[key] == unresolved:  # args.json has what it came to
                 here[key] = there.get(key)
@@ -177,11 +179,38 @@ def run_folder(job: Job) -> tuple[Path | None, bool]:
                     f"{shown(folder)} was trained with {key}={there.get(key)}, not "
                     f"{here.get(key)}: move it away, or choose another --runs-dir"
                 )
-        if (folder / "result.json").exists():
-            return folder, True
+        greedy_return = content(folder / "result.json", "eval_return_mean", float)
+        if greedy_return is not None:
+            return folder, greedy_return
         if cut is None and (folder / "checkpoint.pt").exists():
             cut = folder
-    return cut, False
+    return cut, None
+
+
+def content(path: Path, name: str, kind):
+    """What a JSON file has under a name, as this kind; None where there is no such file."""
+    try:
+        return kind(report.read_json(path)[name])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unreadable(f"{shown(path)} cannot be read: {error!r}") from None
+
+
+TAKEN = 75  # exit status of OWNER where another process has the lock
+# Becomes the script, as the owner of the lock on an open file: a POSIX lock is a process's own. No
+# worker inherits it, the campaign need not live, and it is gone when the process is.
+OWNER = f"""
+import fcntl, os, sys
+lock = int(sys.argv[1])
+try:
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except (BlockingIOError, PermissionError):
+    sys.exit({TAKEN})
+os.ftruncate(lock, 0)
+os.write(lock, b"%d" % os.getpid())
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 
 
 class LocalRun:
@@ -189,32 +218,37 @@ class LocalRun:
 
     def __init__(self, job: Job):
         self.job, self.process = job, None
-        job.parent.mkdir(parents=True, exist_ok=True)
         self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, elsewhere
-        # The process inherits the lock with its output. So it is held as long as the run lives,
-        # also when the campaign that started it was killed, and no run has two processes.
-        if not self.lock():
-            say(f"is running already: {job}")
+        self.lock = open(job.log.with_suffix(".lock"), "a+")  # noqa: SIM115
+        if self.locked():
+            self.lock.seek(0)
+            say(f"is running already, as process {self.lock.read() or '?'}: {job}")
             return
-        folder, finished = run_folder(job)
-        if finished:  # since the campaign began
+        folder, greedy_return = run_folder(job)
+        if greedy_return is not None:  # since the campaign began
             return
-        words = job.words(folder)
+        words, lock = job.words(folder), self.lock.fileno()
         say(f"{'resumes' if folder else 'starts'}  python {shlex.join(words)}")
-        self.process = python(words, ROOT, self.output)
+        owner = ["-I", "-c", OWNER, str(lock)]
+        self.process = python([*owner, *words], self.output, pass_fds=[lock])
 
-    def lock(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self.output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def locked(self) -> bool:
+        """Whether the run's process is there, whoever started it."""
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             return True
+        fcntl.lockf(self.lock, fcntl.LOCK_UN)
         return False
 
     def poll(self) -> str | None:
         """None while it runs; then how it ended, or "" when it must be started here."""
         if self.process is None:
-            return "" if self.lock() else None
+            return None if self.locked() else ""
         code = self.process.poll()
-        return code if code is None else f"exit status {code}: {last_line(self.job.log)}"
+        if code in (None, TAKEN):
+            return None if code is None else ""
+        return f"exit status {code}: {last_line(self.job.log)}"
 
     def stop(self):
         if self.process and self.process.poll() is None:
@@ -224,6 +258,7 @@ class LocalRun:
         if self.process:
             self.process.wait()
         self.output.close()
+        self.lock.close()
 
 
 class RayRun:
@@ -273,7 +308,6 @@ class RayRun:
             say(f"lost {self.job}: {text}")
             self.stop()
             return self.begin()
-        self.job.parent.mkdir(parents=True, exist_ok=True)
         with open(self.job.log, "ab") as log:
             log.write(output)
         bring_home(files, names, self.job.parent)
@@ -306,7 +340,7 @@ class Node:
         self.changes()
         with open(self.log, "wb") as log:
             # of the copy of the scripts, which is the folder of this process
-            self.process = python([os.path.abspath(words[0]), *words[1:]], Path(house), log)
+            self.process = python([os.path.abspath(words[0]), *words[1:]], log, cwd=house)
         self.cleaner.stdin.write(f"{self.process.pid}\n".encode())
         self.cleaner.stdin.flush()
         self.read = 0
@@ -363,9 +397,10 @@ def own_module(env_id: str) -> list[str]:
     """The file or package of an environment that is neither beside the scripts nor installed."""
     name = env_id.rpartition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(name) if name else None
-    if spec is None or spec.origin is None:
+    places = spec and [*(spec.submodule_search_locations or ()), spec.origin]
+    if not places or places[0] in (None, "built-in", "frozen"):
         return []
-    path = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+    path = Path(places[0])  # a package's folder, also of one without an __init__.py
     known = path.is_relative_to(ROOT / "algos") or "site-packages" in path.parts
     return [] if known else [str(path)]
 
@@ -420,30 +455,50 @@ def train(jobs: list[Job], room, start) -> list[str]:
 
     room() is how many runs there may be at the moment.
     """
-    waiting = deque(job for job in jobs if not run_folder(job)[1])
-    running, failures, told = [], [], time.monotonic()
-    say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs were finished before")
+    waiting, running, failures, told = deque(), [], [], time.monotonic()
+
+    def failed(job, why):
+        failures.append(f"{job}: {why}")
+        say(f"FAILED   {failures[-1]}")
+
+    for job in jobs:
+        try:
+            if run_folder(job)[1] is None:
+                waiting.append(job)
+        except Unreadable as error:
+            failed(job, error)
+    for parent in {job.parent for job in waiting}:  # said now, not of every run
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK):
+            raise UserError(f"{shown(parent)} cannot be written to")
+    before = len(jobs) - len(waiting) - len(failures)
+    say(f"{before} of {len(jobs)} runs were finished before")
     try:
         while waiting or running:
             while waiting and len(running) < room():
-                running.append(start(waiting.popleft()))
+                job = waiting.popleft()
+                try:
+                    running.append(start(job))
+                except (UserError, OSError) as error:
+                    failed(job, error)
             time.sleep(0.1)
             for run in list(running):
-                ending = run.poll()
-                if ending is None:
-                    continue
+                try:
+                    if (ending := run.poll()) is None:
+                        continue
+                    greedy_return = run_folder(run.job)[1]
+                except (UserError, OSError) as error:
+                    greedy_return, ending = None, str(error)
+                    run.stop()
                 running.remove(run)
                 run.close()
-                folder, finished = run_folder(run.job)
-                if finished:
-                    result = json.loads((folder / "result.json").read_text("utf-8"))
-                    say(f"finished {run.job}: greedy return {result['eval_return_mean']:.1f}")
+                if greedy_return is not None:
+                    say(f"finished {run.job}: greedy return {greedy_return:.1f}")
                 elif ending:
                     if ending.startswith("exit status 0"):
                         ending = f"it wrote no finished run into {shown(run.job.parent)}: does the"
                         ending += " last line of the script have its own name?"
-                    failures.append(f"{run.job}: {ending} ({shown(run.job.log)})")
-                    say(f"FAILED   {failures[-1]}")
+                    failed(run.job, f"{ending} ({shown(run.job.log)})")
                 else:
                     waiting.appendleft(run.job)
                 told = -math.inf

@@ -5,7 +5,7 @@
     python benchmarks/tune.py FILE.toml --dry-run      prints the commands, no more
     python benchmarks/tune.py FILE.toml -- --env-id Acrobot-v1    flags for the script
 
-The file has the command of the default, as it is typed in the repository's root, and the ranges:
+The file has the command of the default, as it is typed where you stand, and the ranges:
 
     command = "python algos/ppo.py --config lunarlander"
     [ranges]
@@ -20,12 +20,13 @@ status: 0 when the best trial was confirmed, 1 when there was nothing to confirm
 for wrong input, 128 + n when stopped by signal n.
 """
 
+import ast
 import contextlib
 import hashlib
 import io
 import json
 import math
-import os
+import operator
 import re
 import shlex
 import warnings
@@ -42,6 +43,28 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from report import UserError, positive
 
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATIONS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
+
+
+def calculated(text: str, value_of):
+    """The number that "= EXPRESSION" gives, where value_of(name) are those of settings."""
+
+    def value(node):
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        found = value_of(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+        if type(found) in (int, float):
+            return found
+        raise UserError(f'"{text}" may hold numbers, settings that are some, + - * / // and ( )')
+
+    try:
+        return value(ast.parse(text.removeprefix("=").strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
+        raise UserError(f'"{text}": {error}') from None
+
 
 def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
     """The value of every setting in `ranges`: as chosen, or by its expression over others, which
@@ -55,18 +78,21 @@ def with_ties(ranges: dict, chosen: dict, default: dict) -> dict:
             raise UserError(f'"{ranges[above[-1]]}": there is no setting {name}')
         if not isinstance(text := ranges.get(name), str):
             return chosen.get(name, default[name])
-        if not re.fullmatch(r"=[\w\s.+*/()-]+", text):
-            raise UserError(f'"{text}" may hold names of settings, numbers, + - * / // and ( )')
-        others = re.findall(r"\b[A-Za-z_]\w*", text)
-        values = {other: value_of(other, (*above, name)) for other in others}
-        try:  # with such signs and names alone, eval calculates and does no more
-            value = eval(text[1:].strip(), {"__builtins__": {}}, values)
-            whole = isinstance(default[name], int) and value == int(value)  # 2048 / 8 is a float
-            return int(value) if whole else value + 0.0
-        except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
-            raise UserError(f'"{text}": {error}') from None
+        value = calculated(text, lambda other: value_of(other, (*above, name)))
+        if isinstance(default[name], int) and value % 1 == 0:  # 2048 / 8 is a float
+            return int(value)
+        return value + 0.0
 
     return {name: value_of(name) for name in ranges}
+
+
+def readable(value: float, low: float, high: float) -> float:
+    """The value with four digits, or as many as keep it in its range and in its place there."""
+    for digits in range(4, 18):  # of 17 it is the value itself
+        rounded = float(f"{value:.{digits}g}")
+        if low <= rounded <= high and abs(rounded - value) <= (high - low) / 10_000:
+            break
+    return rounded
 
 
 def in_words(value) -> str:
@@ -106,9 +132,13 @@ class Trial:
     def returns(self, seeds):
         """Of finished runs, (seeds,); NaN for others."""
         for seed in set(seeds) - self.finished.keys():
-            folder, finished = run.run_folder(self.job(seed))
-            if finished:
-                self.finished[seed] = report.read_json(folder / "result.json")["eval_return_mean"]
+            try:
+                _, greedy_return = run.run_folder(self.job(seed))
+            except run.Unreadable as error:
+                self.failure = f"seed {seed}: {error}"
+                continue
+            if greedy_return is not None:
+                self.finished[seed] = greedy_return
         return np.array([self.finished.get(seed, math.nan) for seed in seeds])
 
     def score(self, seeds) -> float:
@@ -120,21 +150,19 @@ class Trial:
 class Study:
     """What is searched, and the trials so far, of which the default is the first."""
 
-    def __init__(self, options, extra: list[str]):
-        content = report.read_toml(options.file)
+    def __init__(self, options, content: dict, extra: list[str]):
         words = shlex.split(str(content.get("command", "")))
-        path = run.ROOT / "".join(words[1:2])
-        own = path.parent.resolve() == run.ROOT / "algos" and path.stem in run.SCRIPTS
+        path = Path("".join(words[1:2]))  # typed where one stands, or in the repository's root
+        path = path if path.exists() else run.ROOT / path
+        own = path.resolve().parent == run.ROOT / "algos" and path.stem in run.SCRIPTS
         if words[:1] != ["python"] or not own:
-            raise UserError(f'{options.file} needs a line command = "python algos/ppo.py"')
+            raise UserError('it needs a line command = "python algos/ppo.py"')
         self.script, self.flags = path.stem, ["--torch-threads", "1", *words[2:], *extra]
         for flag in self.flags:
             if re.match("--(seed|runs[-_]dir|resume|evaluate)(=|$)", flag):
                 raise UserError(f"the command takes no {flag.split('=')[0]}: that is the study's")
         self.options, self.ranges = options, content.get("ranges")
-        folder = options.runs_dir or run.ROOT / "runs" / "tune" / options.file.stem
-        self.folder = folder.resolve()
-        os.chdir(run.ROOT)  # where the commands are run, and what their paths are relative to
+        self.folder = (options.runs_dir or Path("runs", "tune", options.file.stem)).resolve()
         self.seeds = range(options.first_seed, options.first_seed + options.seeds)
         self.fresh = range(self.seeds.stop, self.seeds.stop + options.fresh_seeds)
         self.args = run.script_args(self.script, self.flags)
@@ -145,7 +173,7 @@ class Study:
     def distributions(self) -> dict:
         """What Optuna draws from; values of a list as text, since it takes no lists of lists."""
         if not isinstance(self.ranges, dict) or not self.ranges:
-            raise UserError(f"{self.options.file} needs a table [ranges]")
+            raise UserError("it needs a table [ranges]")
         found, some = {}, {}
         for name, spec in self.ranges.items():
             if name not in self.args or name == "seed":
@@ -175,7 +203,7 @@ class Study:
             if isinstance(spec := self.ranges[name], list):
                 value = next(x for x in spec if in_words(x) == value)
             elif isinstance(value, float):
-                value = float(f"{value:.4g}")  # which can be read
+                value = readable(value, spec["low"], spec["high"])
             chosen[name] = value
         settings = {} if params is None else with_ties(self.ranges, chosen, self.args)
         every = settings or {name: self.args[name] for name in self.ranges}
@@ -208,7 +236,8 @@ class Study:
         for trial in trials:
             missing = np.flatnonzero(~np.isfinite(trial.returns(seeds)))
             for i in missing[:1]:
-                trial.failure = f"seed {seeds[i]}: {run.last_line(trial.job(seeds[i]).log)}"
+                said = f"seed {seeds[i]}: {run.last_line(trial.job(seeds[i]).log)}"
+                trial.failure = trial.failure or said
 
     def open(self) -> optuna.Study:
         """Optuna's study of these settings, ranges and seeds, in the journal of the folder."""
@@ -270,7 +299,7 @@ class Study:
                 returns = trial.returns(seeds)
                 whole = [report.mean_and_std(returns), ", ".join(map(report.number, returns))]
                 rows[-1] += whole if np.isfinite(returns).all() else ["", ""]
-            rows[-1][-1] += trial.failure
+            rows[-1][-1] = f"{rows[-1][-1]} {trial.failure}".strip()
         return report.markdown(columns, rows)
 
     def write(self):
@@ -334,9 +363,14 @@ def parse_options(argv: list[str]):
 
 
 def study(flags: list[str], extra: list[str]) -> int:
-    found = Study(parse_options(flags), extra)
+    options = parse_options(flags)
+    content = report.read_toml(options.file)
+    try:
+        found = Study(options, content, extra)
+    except (UserError, ValueError) as error:  # the latter of a command with half a pair of quotes
+        raise UserError(f"{options.file}: {error}") from None
     searched = found.search()
-    if found.options.dry_run:
+    if options.dry_run:
         return 0
     if not found.confirm():
         return 1

@@ -82,6 +82,7 @@ def stopped(run, train, after: int):
     run.end_iteration = stop
     with pytest.raises(KeyboardInterrupt):
         train(run.args, run)
+    run.close()  # as main does: another may resume its folder
     return run
 
 

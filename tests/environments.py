@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import threading
 import time
 
 import gymnasium as gym
@@ -113,6 +115,63 @@ class Ending(Clock):
     def observe(self):
         over = self.time == self.length
         return np.float32([self.time / self.length, self.last if over else 1.0])
+
+
+class Program(Clock):
+    """A simulator that is a program of its own, which close() ends; `last` as in Failing."""
+
+    def __init__(self, last=0):
+        super().__init__(length=10)
+        self.program = subprocess.Popen(["sleep", "3611"])
+        self.last = last
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.last:
+            raise ConnectionError("the simulator does not answer")
+        return super().step(action)
+
+    def close(self):
+        self.program.kill()
+        self.program.wait()
+
+
+class Born(Clock):
+    """Each world is drawn once, when it is made, from generators that a whole process shares."""
+
+    observation_space = Box(0, 1, (2,), np.float32)
+
+    def __init__(self, space=None):
+        super().__init__(space=space)
+        self.worlds = [random.random(), np.random.random()]
+
+    def observe(self):
+        return np.float32(self.worlds)
+
+
+class Handles(Clock):
+    """Infos with what cannot be sent to another process, or arrives as an error."""
+
+    class Trouble(Exception):
+        def __init__(self, code, text):
+            super().__init__(text)
+
+    def step(self, action):
+        said = {"handle": threading.Lock(), "trouble": self.Trouble(3, "late"), "time": self.time}
+        return *super().step(action)[:4], said
+
+
+class Hanging(Clock):
+    """Its twentieth step takes for ever."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 20:
+            time.sleep(3611)
+        return super().step(action)
 
 
 class NoReward(Clock):
@@ -317,6 +376,9 @@ FILMS = {
     "Square": (84, 84, 3),
 }
 register("Film-v0", Film)
+for kind in (Program, Born, Handles, Hanging):
+    register(f"{kind.__name__}-v0", kind)
+register("BornBox-v0", Born, kwargs={"space": ONE})
 for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
 SPACES = {

@@ -31,12 +31,14 @@ def make_agent(script, actions=DISCRETE):
 def fill_buffer(script, agent, rng):
     """A rollout at random, in which episodes end and are cut."""
     buffer = script.RolloutBuffer()
+    obs = rng.normal(size=(ENVS, OBS)).astype(np.float32)
     for _ in range(STEPS):
-        obs, next_obs = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
+        next_obs, first_obs = rng.normal(size=(2, ENVS, OBS)).astype(np.float32)
         step = {"obs": obs, "actions": agent.act(obs, rng), "next_obs": next_obs}
         step["rewards"] = rng.normal(size=ENVS).astype(np.float32)
         step["terminated"], step["truncated"] = rng.random((2, ENVS)) < 0.2
         buffer.add(**step)
+        obs = np.where((step["terminated"] | step["truncated"])[:, None], first_obs, next_obs)
     return buffer
 
 
@@ -60,7 +62,7 @@ def step_of_update(batch, **settings):
     agent = make_agent(a2c)
     before = vector_of(agent)
     optimizer = torch.optim.SGD(agent.parameters(), lr=1.0)
-    scalars = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings))
+    scalars = a2c.update(agent, optimizer, batch, a2c.Args(**SIZES, **settings), a2c.a2c_loss)
     return before - vector_of(agent), {name: float(value) for name, value in scalars.items()}
 
 
@@ -86,8 +88,8 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
     for number in range(10):
         rng = np.random.default_rng(number)
         buffer = fill_buffer(a2c, agents[a2c], rng)
-        batch, _ = a2c.make_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
-        a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c])
+        batch, _ = a2c.rollout_batch(agents[a2c], buffer, args[a2c], np.zeros(ENVS))
+        a2c.update(agents[a2c], optimizers[a2c], batch, args[a2c], a2c.a2c_loss)
 
         rng = np.random.default_rng(number)
         buffer = fill_buffer(ppo, agents[ppo], rng)
@@ -195,7 +197,7 @@ def test_lambda_1_gives_the_n_step_returns_of_a3c():
     """R <- r + gamma R, backwards from the value of what follows the rollout's last step."""
     agent, args = make_agent(a2c), a2c.Args(**SIZES, gamma=0.9, gae_lambda=1.0)
     buffer = fill_buffer(a2c, agent, np.random.default_rng(3))
-    batch, _ = a2c.make_batch(agent, buffer, args, np.zeros(ENVS))
+    batch, _ = a2c.rollout_batch(agent, buffer, args, np.zeros(ENVS))
     next_values = agent.value(torch.tensor(buffer["next_obs"]).double()).tolist()
     following = list(next_values[-1])
     for t in reversed(range(STEPS)):

@@ -3,6 +3,7 @@
 Where Ray is missing a stand-in calls the actors in this process; what needs Ray itself is slow.
 """
 
+import contextlib
 import os
 import pickle
 import signal
@@ -31,6 +32,7 @@ class Handle:
     def __init__(self, actor):
         self.actor, self.collect = actor, self
         self.calls = []
+        self.close = SimpleNamespace(remote=actor.close)
 
     def remote(self, *arguments):
         self.calls.append(arguments)
@@ -67,8 +69,10 @@ class StandIn:
         self.got.append(answer.number)  # of this actor's answers
         return pickle.loads(answer.value)
 
-    def wait(self, answers, timeout):
+    def wait(self, answers, timeout, num_returns=1):
         assert isinstance(answers, list)
+        if num_returns > 1 or answers == [None]:  # of actors that are closed
+            return answers, []
         self.most_pending = max(self.most_pending, len(answers))
         self.timeouts.append(timeout)
         ready = [answer for answer in answers if answer.actor not in self.lost][-1:]
@@ -502,18 +506,48 @@ def test_curves_show_those_that_explore_least(fake, n, scored, monkeypatch):
 
 
 def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
-    fragments = dqn_apex.fragments
+    """By a clock that moves three seconds while it waits, and one while it learns."""
+    clock, fragments, add_fragment = [0.0], dqn_apex.fragments, dqn_apex.add_fragment
 
-    def slow(*arguments):
+    def waits(*arguments):
         for each in fragments(*arguments):
-            time.sleep(0.02)
+            clock[0] += 3
             yield each
 
-    monkeypatch.setattr(dqn_apex, "fragments", slow)
+    def learns(*arguments):
+        clock[0] += 1
+        add_fragment(*arguments)
+
+    monkeypatch.setattr(dqn_apex, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(dqn_apex, "fragments", waits)
+    monkeypatch.setattr(dqn_apex, "add_fragment", learns)
     run = train(dqn_apex, **SHORT | dict(log_frequency=1))
-    found = list(curves(run)["charts/learner_waits"].values())
-    assert len(found) == 32 and all(0.02 < share <= 1 for share in found)
-    assert 0.3 < found[-1] < 1
+    assert list(curves(run)["charts/learner_waits"].values()) == [0.75] * 32
+
+
+@pytest.mark.parametrize("ends", [None, KeyboardInterrupt, ConnectionError])
+def test_environments_of_actors_are_closed_however_a_run_ends(fake, monkeypatch, ends):
+    """And those of before a checkpoint, when new ones are made."""
+    opened, closed, make_envs, end_iteration = [], [], dqn.make_envs, dqn.Run.end_iteration
+
+    def make(*arguments):
+        envs = make_envs(*arguments)
+        opened.append(id(envs))
+        close = envs.close
+        monkeypatch.setattr(envs, "close", lambda: (closed.append(id(envs)), close()))
+        return envs
+
+    def interrupted(run, scalars):
+        if ends and run.step_count > 400:
+            raise ends
+        return end_iteration(run, scalars)
+
+    run = new_run(dqn_apex, **SHORT)  # with environments of its own
+    monkeypatch.setattr(dqn, "make_envs", make)
+    monkeypatch.setattr(dqn.Run, "end_iteration", interrupted)
+    with pytest.raises(ends) if ends else contextlib.nullcontext():
+        dqn_apex.train(run.args, run)
+    assert len(opened) == 6 and sorted(closed) == sorted(opened)  # three actors, two periods
 
 
 def test_an_evaluation_needs_no_ray(fake, command, monkeypatch):
@@ -582,12 +616,13 @@ def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_pa
     assert whole.returncode == 0, whole.stderr
     assert hash_of(whole.stdout) == expected
 
+    def second_checkpoint():
+        found = list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
+        return found and torch.load(found[0], weights_only=True)["step"] >= 800
+
     with subprocess.Popen(command(*LOCKSTEP)) as process:
-        for _ in range(600):  # until the second checkpoint is there
-            time.sleep(0.1)
-            found = list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
-            if found and torch.load(found[0], weights_only=True)["step"] >= 800:
-                break
+        while process.poll() is None and not second_checkpoint():
+            time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
     folder = only_run(tmp_path)
     assert not (folder / "result.json").exists()
@@ -611,23 +646,23 @@ def test_on_ray_an_actor_that_dies_is_replaced(ray, monkeypatch):
 
     def kill_one(actors, *rest):
         for each in fragments(actors, *rest):
-            came.append((each[0], each[1][0][0], each[1][-1][-1], time.perf_counter()))
+            came.append((each[0], each[1][0][0], each[1][-1][-1]))
             if len(came) == 20:
                 ray.kill(actors[1], no_restart=False)
+                ray.get(actors[1].__ray_ready__.remote())  # another one is
             yield each
 
     monkeypatch.setattr(dqn_apex, "fragments", kill_one)
     settings = dict(env_id="tasks:WaitingCartPole-v0", num_actors=2, total_timesteps=6000)
     run = train(dqn_apex, **settings, gradient_steps=1)
     assert run.step_count == 6000
-    of_one = [(obs, ends_with, seconds) for actor, obs, ends_with, seconds in came if actor == 1]
+    of_one = [(n, *fragment) for n, (actor, *fragment) in enumerate(came) if actor == 1]
     begins = [  # where an actor's fragment does not go on where its last one ended
-        seconds
-        for (obs, _, seconds), (_, ended_with, _) in zip(of_one[1:], of_one, strict=False)
+        n
+        for (n, obs, _), (*_, ended_with) in zip(of_one[1:], of_one, strict=False)
         if not np.array_equal(obs, ended_with)
     ]
-    assert len(begins) == 1 and sum(seconds > begins[0] for *_, seconds in of_one) > 2
-    assert 0 < begins[0] - came[19][3] < 10
+    assert len(begins) == 1 and begins[0] > 19 and sum(n > begins[0] for n, *_ in of_one) > 2
 
 
 @pytest.mark.slow

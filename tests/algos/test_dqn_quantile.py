@@ -251,7 +251,7 @@ def test_a_buffer_with_exponent_0_changes_nothing():
     run, plain = new_run(dqn_quantile, **SHORT), train(dqn_quantile, **SHORT)
     buffer = dqn_prioritised.ReplayBuffer(run.args, run.obs_space)
     losses_of = lambda *rest: dqn_quantile.weighted_losses(buffer, *rest)  # noqa: E731
-    dqn.train(run.args, run, buffer, losses_of)
+    dqn.train(run.args, run, buffer=buffer, losses_of=losses_of)
     assert run.hash() == plain.hash()
 
 

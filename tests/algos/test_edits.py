@@ -38,10 +38,10 @@ NETWORKS = {
     "td3": (ACTOR, "actor", "obs_dim", "self.action_dim"),
 }
 ADAMS = {
-    "ppo": "torch.optim.Adam(agent.parameters(), **settings)",
-    "a2c": "torch.optim.Adam(agent.parameters(), **settings)",
-    "dqn": "torch.optim.Adam(q_network.parameters(), **settings)",
-    "td3": "torch.optim.Adam(agent.critics.parameters(), **settings)",
+    "ppo": "torch.optim.Adam(agent.parameters(), **adam)",
+    "a2c": "torch.optim.Adam(agent.parameters(), **adam)",
+    "dqn": "torch.optim.Adam(q_network.parameters(), **adam)",
+    "td3": "torch.optim.Adam(agent.critics.parameters(), **adam)",
 }
 LOOP = "while step < args.total_timesteps:\n"
 OWN_MODULE = '''class Own(nn.Module):
@@ -567,8 +567,7 @@ def test_an_edited_value_is_bootstrapped_from(script, edit, edited):
         step |= {"rewards": rewards[t : t + 1], "terminated": ended, "truncated": ended}
         buffer.add(**step)
     args = module.RunArgs(num_envs=1, gamma=gamma, gae_lambda=1.0)
-    make_batch = module.rollout_batch if script == "ppo" else module.make_batch
-    batch, _ = make_batch(agent, buffer, args, np.zeros(1))
+    batch, _ = module.rollout_batch(agent, buffer, args, np.zeros(1))
     with torch.no_grad():
         x = torch.as_tensor(2 * obs if edit is FEATURES else obs)
         values = (5 if edit is VALUE else 1) * plain.critic(x).squeeze(1).numpy()
@@ -658,24 +657,22 @@ def test_boltzmann_exploration(edited):
     assert_evaluations_repeat(run)  # at temperature 0
 
 
-def test_two_updates_a_step(edited):
-    """UTD 2: the whole block of an update twice, each with a minibatch of its own."""
-    source = (ROOT / "algos" / "td3.py").read_text()
-    start = source.index("            batch = buffer.sample")
-    block = source[start : source.index("        run.end_iteration")]
-    indented = "".join(f"    {line}\n" for line in block.splitlines())
-    module = edited("td3", (block, "            for _ in range(2):\n" + indented))
-    run, plain = trained(module), trained(edited("td3"))
-
-    def steps(run, name):
-        return {int(state["step"]) for state in run.parts[name].state.values()}
-
-    updates = run.args.total_timesteps - run.args.learning_starts
-    assert steps(run, "critic_optimizer") == {2 * updates}
-    assert steps(plain, "critic_optimizer") == {updates}
-    assert steps(run, "actor_optimizer") == {2 * (updates // 2)}
-    assert steps(plain, "actor_optimizer") == {updates // 2}
-    assert run.hash() != plain.hash()
+def test_four_updates_a_step_by_the_loop(edited):
+    """UTD 4, as everybody writes it: the same as --gradient-steps 4, and resumed exactly."""
+    loop = "for _ in range(args.gradient_steps * learned_from):"
+    module = edited("td3", (loop, "for _ in range(4 * args.num_envs):"))
+    # by steps 130 and 160 there were 120 and 240 updates: a policy's turn comes every seventh
+    settings = {"num_envs": 2, "policy_frequency": 7, "checkpoint_frequency": 130}
+    whole = trained(module, **settings)
+    updates = 4 * (whole.args.total_timesteps - whole.args.learning_starts)
+    steps = {int(state["step"]) for state in whole.parts["critic_optimizer"].state.values()}
+    assert steps == {updates} and whole.step_count == whole.args.total_timesteps
+    assert trained(td3, gradient_steps=4, **settings).hash() == whole.hash()
+    run = stopped(begun(module, **settings), module.train, after=200)
+    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
+    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    module.train(resumed.args, resumed)
+    assert resumed.hash() == whole.hash() != run.hash()
 
 
 def test_a_loop_of_another_length_is_saved_as_often(edited):
@@ -693,7 +690,7 @@ def test_a_loop_of_another_length_is_saved_as_often(edited):
 def test_a_scalar_of_ones_own_is_in_tensorboard(script, edited):
     before, after = {
         "dqn": ('run.end_iteration({"charts', 'run.end_iteration({"mine/step": step, "charts'),
-        "td3": ("run.end_iteration({})", 'run.end_iteration({"mine/step": step})'),
+        "td3": ("run.end_iteration({})", 'run.end_iteration({"mine/step": run.step_count})'),
     }.get(script, ("run.end_iteration(scalars)\n", "run.end_iteration(scalars | MINE)\n"))
     after = after.replace("MINE", '{"mine/step": torch.tensor(run.step_count)}')
     run = trained(edited(script, (before, after)), log_frequency=80)

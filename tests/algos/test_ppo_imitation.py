@@ -170,6 +170,59 @@ def test_batches_are_rows_of_the_file():
     torch.testing.assert_close(batch["actions"], batch["obs"][:, :1] / 60)
 
 
+def test_batches_are_drawn_at_random_from_all_rows():
+    demonstrations = {"obs": np.arange(997)}
+    rows = ppo_imitation.draw(demonstrations, 101, np.random.default_rng(0), "cpu")["obs"]
+    assert len(set(np.diff(rows))) > 50 and rows.min() < 50 and rows.max() > 947
+
+
+def image_agent():
+    space = Box(0, 255, (1, 36, 36), np.uint8)
+    args = ppo_imitation.Args(imitation_coef=0.0, demonstrations="broken.npz")
+    return args, ppo_imitation.make_agent(args, space, Discrete(3, start=1)), space
+
+
+BROKEN = {  # what is wrong: some actions of two steps
+    "some actions are not in Discrete(3, start=1)": ([1, 4], [0, 1], [1.5, 2.0]),
+    "some numbers are not finite": ([1.0, np.nan],),
+    "shapes": ([1], 3),
+}
+
+
+@pytest.mark.parametrize("words", BROKEN)
+def test_demonstrations_that_do_not_fit_are_refused_in_a_line(words, capsys):
+    args, agent, space = image_agent()
+    obs = np.zeros((2, *space.shape), np.uint8)
+    for actions in BROKEN[words]:
+        np.savez("broken.npz", observations=obs, actions=actions)
+        with pytest.raises(SystemExit) as exit:
+            ppo_imitation.read(args, agent, space, Discrete(3, start=1))
+        err = capsys.readouterr().err
+        assert exit.value.code == 2 and err.count("\n") == 1 and f"broken.npz: {words}" in err
+
+
+def test_pixels_of_another_kind_are_refused(capsys):
+    """As whole numbers those from 0 to 1 would all be black."""
+    args, agent, space = image_agent()
+    np.savez("broken.npz", observations=np.full((2, *space.shape), 0.5), actions=[1, 2])
+    with pytest.raises(SystemExit):
+        ppo_imitation.read(args, agent, space, Discrete(3, start=1))
+    assert "broken.npz: pixels are uint8, not float64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text, name", [
+    (b'\xef\xbb\xbf{"algo": "ppo"}', "ppo"),
+    (b'{"algo": "ppo_imitation"}', "ppo_imitation"),
+    (b"{", "ppo_imitation"),
+    (b"[]", "ppo_imitation"),
+    (b"{}", "ppo_imitation"),
+])  # fmt: skip
+def test_the_script_of_a_run_is_read_as_editors_write_it(text, name, tmp_path):
+    (tmp_path / "args.json").write_bytes(text)
+    for path in (tmp_path, tmp_path / "weights.npz"):
+        assert ppo_imitation.name_of_run(["--evaluate", str(path)]) == name
+
+
 SMALL = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 5"
 
 

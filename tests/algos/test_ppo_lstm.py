@@ -95,8 +95,8 @@ def play(args, agent, rng):
     """A rollout by random observations, ends of both kinds among them; log pi(a) when acting."""
     state = rng.normal(size=(args.num_envs, 2 * H)).astype(np.float32)
     buffer, acted = ppo.RolloutBuffer(), []
+    obs = rng.normal(size=(B, F)).astype(np.float32)
     for next_obs in rng.normal(size=(T, B, F)).astype(np.float32):
-        obs = rng.normal(size=(B, F)).astype(np.float32)
         actions, after = agent.act(obs, state, rng)
         with torch.no_grad():
             outputs, expected = agent(torch.as_tensor(obs), torch.as_tensor(state))
@@ -108,7 +108,9 @@ def play(args, agent, rng):
         step = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
         step |= {"terminated": terminated, "truncated": truncated}
         buffer.add(**step, state=state, next_state=after)
-        state = after * ~(terminated | truncated)[:, None]
+        ended = (terminated | truncated)[:, None]
+        state = after * ~ended
+        obs = np.where(ended, rng.normal(size=(B, F)).astype(np.float32), next_obs)
     return buffer, np.array(acted)
 
 
@@ -158,16 +160,15 @@ def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch)
         values[start:stop, env], after[start:stop, env] = v[:-1], v[1:]
     assert ended[:-1].sum() > 3 and not ended[-1].all()
     np.testing.assert_allclose(seen["values"], values, atol=1e-5)
-    expected = [*after[ended], *after[-1]]  # by step, then environment
-    np.testing.assert_allclose(seen["final_values"], expected, atol=1e-5)
+    np.testing.assert_allclose(seen["next_values"], after, atol=1e-5)
 
 
 def test_a_terminal_observation_of_nan_does_not_spread():
     args, agent = make_agent(Discrete(3))
     buffer, _ = play(args, agent, np.random.default_rng(0))
     clean, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
-    for step in buffer.steps:
-        step["next_obs"][step["terminated"]] = np.nan
+    for transition in buffer.transitions:
+        transition["next_obs"][transition["terminated"]] = np.nan
     assert np.isnan(buffer["next_obs"]).any()
     batch, _ = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
     for name, tensor in clean.items():

@@ -69,25 +69,6 @@ def test_gae_refuses_shapes_that_would_broadcast():
         ppo.gae(rollout[0], rollout[1], rollout[2][-1], *rollout[3:], 0.9, 0.7)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_next_values_are_those_of_the_true_successors(seed):
-    rng = np.random.default_rng(seed)
-    values, ended = rng.normal(size=(STEPS, ENVS)), rng.random((STEPS, ENVS)) < 0.3
-    last_values, true_values = rng.normal(size=ENVS), rng.normal(size=(STEPS, ENVS))
-    final_values, expected = [], np.zeros((STEPS, ENVS))
-    for t in range(STEPS):
-        for env in range(ENVS):
-            if ended[t, env]:
-                final_values.append(true_values[t, env])
-                expected[t, env] = true_values[t, env]
-            else:
-                expected[t, env] = values[t + 1, env] if t + 1 < STEPS else last_values[env]
-    result = ppo.successor_values(values, last_values, ended, np.array(final_values))
-    np.testing.assert_array_equal(result, expected)
-    with pytest.raises(AssertionError):
-        ppo.successor_values(values, last_values, ended, np.array([*final_values, 0.0]))
-
-
 def test_discounted_returns_begin_anew_with_each_episode():
     rng = np.random.default_rng(0)
     rewards, ended = rng.normal(size=(STEPS, ENVS)), rng.random((STEPS, ENVS)) < 0.3
@@ -130,8 +111,14 @@ def test_gaussian_against_torch():
     reference = Independent(Normal(mean, log_std.exp().expand(BATCH, -1)), 1)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())
-    with pytest.raises(AssertionError):
-        ppo.gaussian_log_prob_and_entropy(mean, log_std[:1], action)
+    log_std = torch.randn(BATCH, ACTIONS)  # of each state
+    log_prob, entropy = ppo.gaussian_log_prob_and_entropy(mean, log_std, action)
+    reference = Independent(Normal(mean, log_std.exp()), 1)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+    for wrong in (log_std[:1], log_std[:, :1], log_std.T):
+        with pytest.raises(AssertionError):
+            ppo.gaussian_log_prob_and_entropy(mean, wrong, action)
 
 
 def test_clipped_policy_loss_by_hand():
@@ -411,17 +398,3 @@ def test_the_buffer_stacks_what_was_added():
     np.testing.assert_array_equal(buffer["obs"][7, 3], [730] * OBS)
     with pytest.raises(AssertionError):
         buffer.add(obs=np.zeros((ENVS, OBS)), rewards=np.zeros(ENVS - 1))
-
-
-def test_rows_that_no_later_step_repeats_are_by_step_and_environment():
-    buffer, terminated, truncated = fill_buffer()
-    by_hand = [
-        100 * t + 10 * env + 1
-        for t in range(STEPS)
-        for env in range(ENVS)
-        if terminated[t, env] or truncated[t, env]
-    ]
-    by_hand += [100 * (STEPS - 1) + 10 * env + 1 for env in range(ENVS)]
-    rows_left = buffer.not_acted_on("next_obs")
-    assert rows_left.shape == ((terminated | truncated).sum() + ENVS, OBS) and len(by_hand) > ENVS
-    np.testing.assert_array_equal(rows_left, np.float32(by_hand)[:, None].repeat(OBS, axis=1))

@@ -2,6 +2,7 @@
 one agent is ppo.
 """
 
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -95,24 +96,29 @@ class Many(tasks.MultiCartPole):
         self.possible_agents = list(self.envs)
 
 
-def one_cart_pole():
-    return Many("CartPole-v1", 1)
+class OneCartPole(Many):
+    def __init__(self):
+        super().__init__("CartPole-v1", 1)
 
 
-def one_pendulum():
-    return Many("environments:ShortPendulum-v0", 1)
+class OnePendulum(Many):
+    def __init__(self):
+        super().__init__("environments:ShortPendulum-v0", 1)
 
 
-def walks():
-    return Many("Walk-v0", 2)
+class Walks(Many):
+    def __init__(self):
+        super().__init__("Walk-v0", 2)
 
 
-def short_life():
-    return Mortal((1, 30, 2))
+class ShortLife(Mortal):
+    def __init__(self):
+        super().__init__((1, 30, 2))
 
 
-def blind(render_mode=None):
-    return Mortal()
+class Blind(Mortal):
+    def __init__(self, render_mode=None):
+        super().__init__()
 
 
 def new_run(env_id, **settings):
@@ -281,10 +287,14 @@ SPACES = {
 def test_actions_are_what_each_agent_s_space_declares(name, monkeypatch):
     """Trained and evaluated; a last observation is NaN, and the last rollout has a single step."""
     made = []
-    monkeypatch.setattr(
-        tasks, "odd", lambda: made.append(Odd(SPACES[name])) or made[-1], raising=False
-    )
-    run = train("tasks:odd", num_envs=4, num_steps=7, total_timesteps=4 * 15, log_std_init=2.0)
+
+    class Declared(Odd):
+        def __init__(self):
+            super().__init__(SPACES[name])
+            made.append(self)
+
+    monkeypatch.setattr(tasks, "Declared", Declared, raising=False)
+    run = train("tasks:Declared", num_envs=4, num_steps=7, total_timesteps=4 * 15, log_std_init=2.0)
     assert (run.evaluate() == [3, 4] * 2).all()
     assert all(p.isfinite().all() for p in run.agent.parameters())
     for agent, space in zip("ab", SPACES[name], strict=True):
@@ -347,14 +357,14 @@ def test_what_other_agents_do_leaves_a_policy_alone(monkeypatch):
     """
     settings = dict(num_envs=6, eval_episodes=2, num_steps=7, total_timesteps=6 * 35)
     settings |= dict(norm_adv=False, max_grad_norm=0.1, num_minibatches=3)
-    plain, step = train(f"{HERE}:walks", **settings), ppo_multi.Worlds.step
+    plain, step = train(f"{HERE}:Walks", **settings), ppo_multi.Worlds.step
 
     def larger(self, actions):
         obs, rewards, *rest = step(self, actions)
         return obs, rewards * np.tile([1, 1000], 3), *rest
 
     monkeypatch.setattr(ppo_multi.Worlds, "step", larger)
-    other = train(f"{HERE}:walks", **settings)
+    other = train(f"{HERE}:Walks", **settings)
     same = [
         hash_of_parameters(a) == hash_of_parameters(b)
         for a, b in zip(plain.agent.policies, other.agent.policies, strict=True)
@@ -376,7 +386,7 @@ def same_arrays(policy, agent):
 @pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
 @pytest.mark.parametrize(
     "env_id, world",
-    [("CartPole-v1", "one_cart_pole"), ("environments:ShortPendulum-v0", "one_pendulum")],
+    [("CartPole-v1", "OneCartPole"), ("environments:ShortPendulum-v0", "OnePendulum")],
 )
 def test_a_world_of_one_agent_is_ppo_bit_for_bit(env_id, world, settings):
     """With a checkpoint within, and a last rollout that is cut short."""
@@ -392,7 +402,7 @@ def test_agents_that_share_a_policy_are_so_many_environments(settings):
     """Five worlds of two agents who never meet, and ten environments of ppo."""
     settings = settings | dict(num_envs=10, num_steps=11, total_timesteps=1100)
     theirs = train_ppo(ppo, env_id="Walk-v0", **settings)
-    mine = train(f"{HERE}:walks", num_policies=1, agent_id=False, **settings)
+    mine = train(f"{HERE}:Walks", num_policies=1, agent_id=False, **settings)
     assert same_arrays(mine.agent.policies[0], theirs.agent)
 
 
@@ -485,7 +495,7 @@ def test_a_policy_waits_where_all_its_agents_are_dead(monkeypatch):
 
     monkeypatch.setattr(ppo.Run, "end_iteration", spy)
     settings = dict(num_envs=6, eval_episodes=3, num_steps=8, total_timesteps=6 * 32)
-    train(f"{HERE}:short_life", norm_obs=True, norm_reward=True, **settings)
+    train(f"{HERE}:ShortLife", norm_obs=True, norm_reward=True, **settings)
     changed = [[a[p] != b[p] for a, b in pairwise(weights)] for p in range(3)]
     assert changed == [[False, False, True], [True, True, True], [False, False, True]]
 
@@ -567,6 +577,45 @@ def test_env_kwargs_reach_the_constructor():
     assert run.envs.agents == [f"agent_{i}" for i in range(4)] and run.obs_space.shape == (2,)
 
 
+CALLED = []
+
+
+def function_of_a_stranger(**keywords):
+    CALLED.append(keywords)
+
+
+class Buggy(Mortal):
+    def __init__(self, size=3):
+        super().__init__(size + None)
+
+
+@pytest.mark.parametrize("flag", ["--env-id", "--evaluate"])
+@pytest.mark.parametrize(
+    "env_id", ["os:system", f"{HERE}:function_of_a_stranger", f"{HERE}:Walk", "os", ":x", HERE]
+)
+def test_only_what_is_a_world_is_called(env_id, flag, refused, tmp_path):
+    """Typed, or by a run folder that somebody else wrote."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    args = {"env_id": env_id, "env_kwargs": '{"command": "touch called"}'}
+    (folder / "args.json").write_text(json.dumps({"algo": "ppo_multi", "args": args}))
+    flags = f"--evaluate {folder}" if flag == "--evaluate" else f"--env-id {env_id}"
+    assert f"environment {env_id}" in refused("ppo_multi", flags)
+    assert not CALLED and not (tmp_path / "called").exists()
+
+
+def test_a_mistake_of_the_constructor_keeps_its_traceback():
+    for size in ("{}", '{"size": 2}'):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            new_run(f"{HERE}:Buggy", env_kwargs=size)
+
+
+@pytest.mark.parametrize("env_kwargs", ["[", "3", '{"width": 3}'])
+def test_arguments_that_no_world_can_take_are_named(env_kwargs, refused):
+    said = refused("ppo_multi", f"--env-id {HERE}:Buggy --env-kwargs", env_kwargs)
+    assert ("width" if "width" in env_kwargs else f"{env_kwargs} must be a JSON object") in said
+
+
 def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
     resets = calls(monkeypatch, Mortal, "reset")
     run = new_run(f"{HERE}:Mortal", num_envs=15, eval_episodes=3, seed=5)
@@ -577,10 +626,11 @@ def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
 class Unfit(Mortal):
     """Two agents with spaces of our choice, who never play."""
 
-    possible_agents = ("a", "b")
+    possible_agents, spaces = ("a", "b"), ()
 
-    def __init__(self, first, second, obs):
+    def __init__(self):
         super().__init__()
+        first, second, obs = self.spaces
         self.action_space = {"a": first, "b": second}.get
         self.observation_space = lambda agent: obs
 
@@ -614,8 +664,8 @@ def test_an_edit_of_to_env_reaches_the_environment(monkeypatch):
 
 def test_agents_that_do_not_fit_are_refused(refused, monkeypatch):
     for words, spaces in UNFIT.items():
-        monkeypatch.setattr(tasks, "unfit", lambda spaces=spaces: Unfit(*spaces), raising=False)
-        assert words in refused("ppo_multi", "--env-id tasks:unfit --num-policies 1")
+        monkeypatch.setattr(Unfit, "spaces", spaces)
+        assert words in refused("ppo_multi", f"--env-id {HERE}:Unfit --num-policies 1")
 
 
 @pytest.mark.parametrize("package, pin", [("mpe2", "1.1.1"), ("pettingzoo", "1.27.0")])

@@ -36,15 +36,15 @@ def observed(values, num_actions=ACTIONS):
     return values[..., None] - below + 1
 
 
-def batch_of(values, last_values, rewards, terminated, truncated, gamma, gae_lambda):
-    """ppo's batch of a rollout. values (steps, envs): V of what is acted on; last_values: V of what
-    each action led to where that is not acted on next, elsewhere anything.
+def batch_of(values, next_values, rewards, terminated, truncated, gamma, gae_lambda):
+    """ppo's batch of a rollout. values, next_values (steps, envs): V of what is acted on, and of
+    what each action led to.
     """
     agent, buffer = table(gamma=gamma, gae_lambda=gae_lambda), ppo.RolloutBuffer()
     steps, envs = np.shape(values)
     args = ppo_pqn.Args(num_envs=envs, gamma=gamma, gae_lambda=gae_lambda)
     for t in range(steps):
-        step = {"obs": observed(values[t]), "next_obs": observed(last_values[t])}
+        step = {"obs": observed(values[t]), "next_obs": observed(next_values[t])}
         step |= {"actions": np.zeros(envs, np.int64), "rewards": np.float32(rewards[t])}
         buffer.add(**step, terminated=terminated[t], truncated=truncated[t])
     batch, _ = ppo.rollout_batch(agent, buffer, args, np.zeros(envs))
@@ -68,23 +68,25 @@ def test_returns_by_hand(terminated, truncated, expected):
     """Rewards of 1, V = 7, 10, 20 and at last 30, gamma 0.9, lambda 0.5. Where the episode ends V
     of its last observation is 20 and what is acted on next, by chance, has 20 as well.
     """
-    values, last_values = [[7.0], [10.0], [20.0]], [[99.0], [20.0], [30.0]]
+    values, next_values = [[7.0], [10.0], [20.0]], [[10.0], [20.0], [30.0]]
     ends = np.array(terminated), np.array(truncated)
-    batch = batch_of(values, last_values, [[1.0]] * 3, *ends, 0.9, 0.5)
+    batch = batch_of(values, next_values, [[1.0]] * 3, *ends, 0.9, 0.5)
     assert batch["returns"].tolist() == pytest.approx(expected, abs=1e-4)
     assert batch["values"].tolist() == [7, 10, 20]
 
 
 def random_rollout(seed=0):
     rng = np.random.default_rng(seed)
-    values, last_values, rewards = rng.normal(size=(3, STEPS, ENVS)).astype(np.float32)
+    values, next_values, rewards = rng.normal(size=(3, STEPS, ENVS)).astype(np.float32)
     terminated, truncated = rng.random((2, STEPS, ENVS)) < 0.25
+    goes_on = ~(terminated | truncated)[:-1]
+    next_values[:-1][goes_on] = values[1:][goes_on]
     assert (terminated & ~truncated).any() and (truncated & ~terminated).any()
     assert not (terminated | truncated)[-1].all()
-    return values, last_values, rewards, terminated, truncated
+    return values, next_values, rewards, terminated, truncated
 
 
-def lambda_returns(values, last_values, rewards, terminated, truncated, gamma, lam):
+def lambda_returns(next_values, rewards, terminated, truncated, gamma, lam):
     """The paper's recursion, forward from each step, until the episode or the rollout ends."""
     returns = np.zeros((STEPS, ENVS))
     for env in range(ENVS):
@@ -92,9 +94,9 @@ def lambda_returns(values, last_values, rewards, terminated, truncated, gamma, l
             if terminated[t, env]:
                 following = 0.0
             elif truncated[t, env] or t == STEPS - 1:
-                following = last_values[t, env]
+                following = next_values[t, env]
             else:
-                following = (1 - lam) * values[t + 1, env] + lam * returns[t + 1, env]
+                following = (1 - lam) * next_values[t, env] + lam * returns[t + 1, env]
             returns[t, env] = rewards[t, env] + gamma * following
     return returns
 
@@ -103,7 +105,7 @@ def lambda_returns(values, last_values, rewards, terminated, truncated, gamma, l
 def test_returns_equal_the_recursion_of_the_paper(lam):
     rollout = random_rollout()
     batch = batch_of(*rollout, 0.9, lam)
-    expected = lambda_returns(*rollout, 0.9, lam)
+    expected = lambda_returns(*rollout[1:], 0.9, lam)
     np.testing.assert_allclose(batch["returns"].reshape(STEPS, ENVS), expected, atol=2e-6)
 
 

@@ -1,12 +1,14 @@
 """td3.py against an independent implementation, hand-worked numbers, and what it must learn."""
 
 import copy
+import importlib
 import itertools
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import td3
+import td3_sac
 import torch
 from conftest import calls, hash_of_parameters, train
 
@@ -191,9 +193,6 @@ def test_the_actor_leaves_the_critics_alone():
     update(agent, target, optimizers, args, batch, noise, learn_policy=True)
     assert hash_of_parameters(agent.actor) != before
     assert hash_of_parameters(agent.critics) == hash_of_parameters(fresh.critics)
-    gradients = [p.grad for p in agent.critics.parameters()]
-    expected = [p.grad for p in fresh.critics.parameters()]
-    assert all(torch.equal(g, e) for g, e in zip(gradients, expected, strict=True))
     assert not all(torch.equal(p, without[k]) for k, p in agent.critics.state_dict().items())
 
 
@@ -443,3 +442,13 @@ def test_pendulum_is_learned(seed):
     settings = dict(total_timesteps=6000, learning_starts=1000, gamma=0.95, learning_rate=3e-3)
     settings |= dict(tau=0.01, hidden_sizes=(64, 64), batch_size=64, seed=seed)
     assert train(td3, env_id="Pendulum-v1", **settings).evaluate().mean() > -200
+
+
+@pytest.mark.parametrize("script", ["dqn", "td3", "td3_sac"])
+def test_a_budget_without_an_update_is_refused(script, refused):
+    least = 300 if script == "dqn" else 299  # with one update at the end
+    flags = "--total-timesteps 300 --learning-starts"
+    assert "leaves no update" in refused(script, *f"{flags} {least + 1}".split())
+    parse = importlib.import_module(script.split("_")[0]).parse_args
+    args_class = importlib.import_module(script).RunArgs if script != "td3_sac" else td3_sac.Args
+    parse(script, args_class, f"{flags} {least}".split())

@@ -269,8 +269,7 @@ def test_the_statistics_of_observations_move_after_the_update(monkeypatch, scrip
 
         return look
 
-    make_batch = "rollout_batch" if script is ppo else "make_batch"
-    places = [(script.Agent, "act"), (script, make_batch), (script.Agent, "evaluate_actions")]
+    places = [(script.Agent, "act"), (script, "rollout_batch"), (script.Agent, "evaluate_actions")]
     for owner, name in places:
         monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
     run = trained(script, norm_obs=True)

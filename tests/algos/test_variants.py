@@ -12,6 +12,8 @@ from load import parts_of
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
 ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
+IMAGES = "--num-envs 4 --num-steps 16 --total-timesteps 192 --checkpoint-frequency 64 "
+IMAGES += "--update-epochs 2 --torch-threads 1 --eval-episodes 2 "
 CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
 CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
 WORLDS = (
@@ -25,6 +27,9 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
     f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
+    f"ppo_dict {IMAGES}",
+    f"ppo_dict {IMAGES} --env-id test_ppo_dict:ArmCamera-v0 --norm-obs --norm-reward",
+    f"ppo_hybrid {ON_POLICY} --norm-obs",
     f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
     f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
@@ -93,6 +98,11 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
     "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
+    "ppo_dict --env-id environments:Colour-v0": "must be a Dict or Tuple of images and vectors",
+    "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple of images and vectors",
+    "ppo_dict --bf16": "bf16",
+    "ppo_hybrid --env-id environments:Switches-v0": "Discrete and Box of real numbers",
+    "ppo_hybrid --env-id environments:WholeNumbers-v0": "Discrete and Box of real numbers",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --demonstrations absent.npz": "No such file",
     "ppo_imitation --demonstrations short.npz": "actions",
@@ -111,15 +121,15 @@ REFUSED = {  # what is wrong: words of the line that says so
     f"ppo_multi --env-id tasks:MultiCartPole {SIX}": "num_envs=6 must be a multiple of the 4",
     "ppo_multi --env-id tasks:MultiCartPole --eval-episodes 10": "eval_episodes=10 must be a multi",
     "ppo_multi --num-policies 3": "num_policies=3 is more than the 2 agents",
-    "ppo_multi --num-agents 3": "environment tasks:Differ: Differ() takes no arguments",
+    "ppo_multi --num-agents 3": "environment tasks:Differ with {'num_agents': 3}: Differ() takes",
     'ppo_multi --env-kwargs {"x":1}': "Differ() takes no arguments",
-    "ppo_multi --env-kwargs [1]": "'list' object is not a mapping",
-    "ppo_multi --env-kwargs {": "environment tasks:Differ: Expecting",
+    "ppo_multi --env-kwargs [1]": "must be a JSON object",
+    "ppo_multi --env-kwargs {": "must be a JSON object",
     "ppo_multi --capture-video": "Differ() takes no arguments",
-    "ppo_multi --env-id tasks:Same": "tasks:Same: module 'tasks' has no attribute 'Same'",
-    "ppo_multi --env-id tasks:HiddenCartPole": "has no attribute 'possible_agents'",
+    "ppo_multi --env-id tasks:Same": "tasks:Same is neither a module with",
+    "ppo_multi --env-id tasks:HiddenCartPole": "is neither a module with a parallel_env",
     "ppo_multi --env-id nowhere.simple_v3": "nowhere.simple_v3: No module named 'nowhere'",
-    f"ppo_multi --env-id test_ppo_multi:blind --capture-video --eval-episodes 6 {SIX}": "'render'",
+    f"ppo_multi --env-id test_ppo_multi:Blind --capture-video --eval-episodes 6 {SIX}": "'render'",
     "ppo_multidiscrete --env-id environments:Several-v0 --bf16": "bf16 is for images",
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
@@ -139,7 +149,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "td3_sac --alpha -1": "alpha",
     "td3_sac --target-entropy -inf": "target_entropy",
     "td3_sac --env-id Pendulum-v1 --target-entropy 0.7": "must be less than uniform actions have",
-    "td3_sac --alpha 0.1 --target-entropy -2": "target_entropy has no effect",
+    "td3_sac --alpha 0.1 --target-entropy -2": "has no effect with a constant alpha",
     "td3_sac --env-id CartPole-v1": "Box",
 }
 

@@ -2,9 +2,9 @@
 
     python tests/mutants/check.py gae-across-episodes
 
-SCRIPT.toml has mistakes of algos/SCRIPT.py. First the tests run on the scripts as they are and must
-pass. Then each mistake is made in a copy of the scripts, where its test must fail, but not by an
-error of syntax or of names.
+NAME.toml has mistakes of algos/NAME.py or benchmarks/NAME.py. First the tests run on the scripts as
+they are and must pass. Then each mistake is made in a copy of the scripts, where its test must
+fail, but not by an error of syntax or of names.
 """
 
 import argparse
@@ -37,6 +37,12 @@ def load() -> list[dict]:
     return [{"script": f"{name}.py", **m} for name, table in tables for m in table["mutant"]]
 
 
+def path_of(mutant: dict) -> Path:
+    """Of its script, below the root."""
+    paths = [Path(folder, mutant["script"]) for folder in ("algos", "benchmarks")]
+    return next(path for path in paths if (ROOT / path).exists())
+
+
 tree = functools.cache(ast.parse)
 
 
@@ -55,7 +61,7 @@ def lines_of(source: str, function: str) -> tuple[int, int]:
 
 def broken(mutant: dict) -> str:
     """The script with the mistake in it. ValueError where it does not fit, or is no Python."""
-    source = (ROOT / "algos" / mutant["script"]).read_text()
+    source = (ROOT / path_of(mutant)).read_text()
     first, last = lines_of(source, mutant["function"])
     lines = source.splitlines(keepends=True)
     function = "".join(lines[first:last])
@@ -76,7 +82,7 @@ def run_tests(nodes: list[str], mutant: dict | None = None) -> tuple[int, str]:
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=leave_out)
         shutil.copy(ROOT / "pytest.ini", folder)
         if mutant:
-            (Path(folder) / "algos" / mutant["script"]).write_text(broken(mutant))
+            (Path(folder) / path_of(mutant)).write_text(broken(mutant))
         os.chdir(folder)
         signal.signal(signal.SIGALRM, too_long)
         signal.alarm(PATIENCE + 5 * len(nodes))

@@ -130,10 +130,14 @@ def test_variants_refuse_what_their_parents_do(refused, variant):
         refused(name, " ".join(words))
 
 
-@pytest.mark.parametrize("variant", [*PPO_VARIANTS, "ppo_multidiscrete", "ppo_mask", "ppo_pqn"])
+OTHERS = ["ppo_multidiscrete", "ppo_mask", "ppo_pqn", "ppo_hybrid", "ppo_dict"]
+
+
+@pytest.mark.parametrize("variant", [*PPO_VARIANTS, *OTHERS])
 def test_a_last_rollout_of_one_step_trains_in_variants(command, variant):
     name, *flags = variant.split()
     env = {"ppo_mask": "tasks:InvalidActions", "ppo_multidiscrete": "environments:Several"}
+    env |= {"ppo_hybrid": "environments:Mixture", "ppo_dict": "tasks:Doors"}
     words = [f"--env-id {env.get(name, 'environments:Ending')}-v0", COMMON, *flags]
     minibatches = 1 if name == "ppo_lstm" else 4  # it takes whole environments
     shape = f"--num-envs 1 --total-timesteps 33 --num-steps 16 --num-minibatches {minibatches}"
@@ -147,19 +151,20 @@ def test_train_can_read_every_info(asynchronous):
 
     def spy(actions):
         before, result = run.infos, step(actions)
-        ended = result[2] | result[3]
-        said.append((before, run.infos, ended))
+        said.append((before, run.next_infos, run.infos, result[2] | result[3]))
         return result
 
     run.step = spy
     ppo.train(run.args, run)
     run.envs.close()
     assert len(said) == 100 and sum(ended.sum() for *_, ended in said) == 40  # of five steps each
-    for t, (before, after, ended) in enumerate(said):
+    for t, (before, after, next_before, ended) in enumerate(said):
+        assert ended[0] or next_before[0] is after[0]
         for i in range(2):
             assert before[i]["time"] == t % 5  # of the reset in the first step and after each end
-            info = after[i]["final_info"] if ended[i] else after[i]
+            info = after[i]
             assert info["time"] == t % 5 + 1 and info["final_obs"] == "another"
+            assert info["final_info"] == "a name of its own" and info["_final_obs"] == []
             assert (
                 info["nested"]
                 == [None, {"goal": None}, {"goal": [1, "two"], "n": {"x": 1}}][(t % 5 + 1) % 3]

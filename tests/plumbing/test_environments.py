@@ -37,7 +37,7 @@ def test_after_a_checkpoint_infos_are_those_of_the_reset():
         run.step(np.zeros(2, np.int64))
         times.append(run.infos[1]["time"])
     assert times == [0, 1, 2, 0]  # the third step ends with new environments
-    assert run.infos["final_info"][1]["time"] == 3
+    assert run.next_infos[1]["time"] == 3
 
 
 def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
@@ -46,7 +46,7 @@ def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
     for _ in range(5):
         obs, _, _, truncated, infos = envs.step(np.zeros(3, np.int64))
     assert truncated.all() and not obs[:, 0].any()
-    assert [infos[i]["final_obs"][0] for i in range(3)] == [1, 1, 1]
+    assert [infos["final_obs"][i][0] for i in range(3)] == [1, 1, 1]
 
 
 def test_a_reset_rules_the_generators_of_all():
@@ -206,11 +206,10 @@ def test_vectors_of_bytes_are_observations_too(command):
     command("td3", flags + "--learning-starts 32 --batch-size 3")
 
 
-def test_an_evaluation_ends_where_episodes_do_not(monkeypatch, capsys):
-    run = new_run(ppo, env_id="environments:Timeless-v0", eval_episodes=3)
-    monkeypatch.setattr(ppo, "range", lambda n: range(min(n, 53)), raising=False)
-    assert run.evaluate().tolist() == [53, 53, 53]
-    assert "evaluation   3 episodes cut after 100,000 steps" in capsys.readouterr().out
+def test_an_evaluation_ends_where_episodes_do_not(capsys):
+    settings = dict(env_id="environments:Timeless-v0", eval_episodes=3, eval_max_steps=1053)
+    assert new_run(ppo, **settings).evaluate().tolist() == [1053, 1053, 1053]
+    assert "evaluation   3 episodes cut after 1,053 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,8 @@ def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():
     ends = np.array([[False], [True], [False]])
     never = np.zeros(1, np.bool_)
     for t in range(3):
-        last = final if ends[t] else rng.normal(size=(1, 2)).astype(np.float32)
+        last = rng.normal(size=(1, 2)).astype(np.float32) if t == 2 else obs[t + 1]
+        last = final if ends[t] else last
         step = {"obs": obs[t], "next_obs": last, "terminated": never, "truncated": ends[t]}
         buffer.add(actions=np.zeros(1, np.int64), rewards=np.ones(1, np.float32), **step)
     args = ppo.Args(num_envs=1, gamma=0.9, gae_lambda=0.0, norm_obs=True)

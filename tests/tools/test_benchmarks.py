@@ -220,7 +220,7 @@ def test_a_ray_campaign_survives_a_node_and_ends_as_a_local_one(house, campaign,
 
 
 BAD_INPUT = {
-    "nothing --dry-run": "no config benchmarks/nothing.toml, only",
+    "nothing --dry-run": "benchmarks/nothing.toml, only",
     "cartpole --algos sac": "has no table [sac], only ppo",
     "cartpole --algos ppo -- --gamma 2": "gamma=2.0 must lie between",
     "cartpole --algos ppo -- --gama 1": "--gama",

@@ -28,7 +28,7 @@ def what_is_wrong(mutant: dict) -> str | None:
     if not all(re.fullmatch(SOURCE, part) for part in mutant["source"].split("; ")):
         return f"the source is {mutant['source']}"
     try:
-        if check.broken(mutant) == (ROOT / "algos" / mutant["script"]).read_text():
+        if check.broken(mutant) == (ROOT / check.path_of(mutant)).read_text():
             return "it changes nothing"
     except (ValueError, SyntaxError) as error:
         return str(error)

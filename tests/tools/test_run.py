@@ -13,7 +13,7 @@ import ppo
 import pytest
 import test_dqn_apex
 from cells import NODE, copy_tools, wait_for
-from conftest import ROOT, train
+from conftest import ROOT, only_run, train
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import run
@@ -50,17 +50,32 @@ def test_every_job_has_its_own_seed_in_its_command_and_in_its_arguments(tmp_path
     assert [job.log.name for job in jobs] == ["5.log", "6.log", "7.log"]
 
 
+def test_all_tables_have_a_seed_before_one_has_two(tmp_path):
+    jobs = planned(tmp_path, "--seeds 3 --algos ppo ppo_seeds ppo")
+    order = [(job.table, job.args["seed"]) for job in jobs]
+    assert order == [("ppo", 1), ("ppo_seeds", 1), ("ppo", 2), ("ppo", 3), ("ppo_seeds", 3)]
+
+
+def test_what_is_typed_behind_the_campaign_s_own_flags_wins(tmp_path):
+    extra = ["--eval-frequency", "500", "--torch-threads", "3"]
+    (job,) = planned(tmp_path, "--seeds 1 --algos ppo", extra)
+    assert (job.args["eval_frequency"], job.args["torch_threads"]) == (500, 3)
+    assert run.script_args("ppo", job.flags) == job.args
+
+
 @pytest.mark.parametrize("table", ["ppo", "ppo_seeds"])
 def test_what_is_finished_is_known_again(tmp_path, script, table):
     """Also by an exp_name, which its folder begins with, and among the folders of ppo_seeds."""
     job, other = planned(tmp_path, f"--seeds {2 if table == 'ppo' else 4} --algos {table}")
-    assert run.run_folder(job) == (None, False)
+    assert run.run_folder(job) == (None, None)
     script(table, *job.flags)
     names = sorted(path.name for path in job.parent.iterdir())
     assert len(names) == (1 if table == "ppo" else 4)
     assert names[0].startswith("mine-1-" if table == "ppo" else "1-")
-    assert run.run_folder(job) == (job.parent / names[0], True)
-    assert run.run_folder(other) == (None, False)
+    greedy_return = json.loads((job.parent / names[0] / "result.json").read_text())
+    expected = job.parent / names[0], greedy_return["eval_return_mean"]
+    assert run.run_folder(job) == expected
+    assert run.run_folder(other) == (None, None)
 
 
 def test_runs_of_many_seeds_share_none(tmp_path):
@@ -70,12 +85,17 @@ def test_runs_of_many_seeds_share_none(tmp_path):
 
 def test_what_args_json_has_resolved_is_no_other_setting(tmp_path):
     (job,) = planned(tmp_path, "--seeds 1 --algos ppo", ["--torch-threads", "0"])
-    folder = job.parent / "mine-1-20260101-000000"
+    folder = finished(job, torch_threads=2, device="cpu")
+    assert job.args["torch_threads"] == 0 and run.run_folder(job) == (folder, 7.5)
+
+
+def finished(job, **saved) -> Path:
+    """The folder of a run that came to its end, with a greedy return of 7.5."""
+    folder = job.parent / f"mine-{job.args['seed']}-20260101-000000"
     folder.mkdir(parents=True)
-    saved = job.args | {"torch_threads": 2, "device": "cpu"}
-    (folder / "args.json").write_text(json.dumps({"args": saved}))
-    (folder / "result.json").touch()
-    assert job.args["torch_threads"] == 0 and run.run_folder(job) == (folder, True)
+    (folder / "args.json").write_text(json.dumps({"args": job.args | saved}))
+    (folder / "result.json").write_text('{"eval_return_mean": 7.5}')
+    return folder
 
 
 def test_a_table_is_for_the_script_with_the_longest_name(monkeypatch):
@@ -111,44 +131,169 @@ def test_files_are_read_as_editors_and_systems_write_them(tmp_path):
     command += ["--seeds", "1", "--runs-dir", str(path.parent)]
     result = subprocess.run(command, capture_output=True, env={**os.environ, **plain})
     assert result.returncode == 0, result.stderr.decode()
-    assert f"'{path}:ppo-mine'" in result.stdout.decode()
+    assert "'Größe und Maß/über.toml:ppo-mine'" in result.stdout.decode()
+
+
+def ends(how, files=lambda job: None):
+    """A way to start a run that writes some files and ends at once, by how(job)."""
+
+    def start(job):
+        files(job)
+        return SimpleNamespace(job=job, poll=lambda: how(job), stop=int, close=int)
+
+    return start
 
 
 def test_as_many_runs_as_there_is_room_for_now(tmp_path):
     """Of a cluster that nodes join and leave."""
     running, room, most = [], [1, 3, 3, 2], []
 
-    class Short:
-        def __init__(self, job):
-            self.job = job
-            running.append(self)
+    def no_luck(job):
+        most.append(len(running))
+        running.remove(job)
+        return "exit status 1: no luck"
 
-        def poll(self):
-            most.append(len(running))
-            running.remove(self)
-            return "exit status 1: no luck"
-
-        def stop(self):
-            pass
-
-        close = stop
-
-    failures = run.train(
-        planned(tmp_path, "--seeds 4 --algos ppo"), lambda: room.pop(0) if room else 1, Short
-    )
+    jobs = planned(tmp_path, "--seeds 4 --algos ppo")
+    start = ends(no_luck, running.append)
+    failures = run.train(jobs, lambda: room.pop(0) if room else 1, start)
     assert len(failures) == 4 and most[0] == 3
 
 
 def test_a_copy_that_calls_itself_by_its_former_name_is_told_so(tmp_path):
     """Its runs are another script's by their folders, and end well."""
-
-    def start(job):
-        return SimpleNamespace(job=job, poll=lambda: "exit status 0: run hash f00", close=int)
-
     jobs = planned(tmp_path, "--seeds 1 --algos ppo")
-    (failure,) = run.train(jobs, lambda: 1, start)
-    reason = f"it wrote no finished run into {jobs[0].parent}: does the last line of the script"
+    (failure,) = run.train(jobs, lambda: 1, ends(lambda _: "exit status 0: run hash f00"))
+    reason = f"it wrote no finished run into {run.shown(jobs[0].parent)}: does the last line of the"
     assert reason in failure and "f00" not in failure
+
+
+def test_a_run_that_was_waited_for_in_vain_is_started(tmp_path):
+    """That of an earlier campaign, which ended without a result."""
+    jobs, started = planned(tmp_path, "--seeds 2 --algos ppo"), []
+
+    def end(job):
+        started.append(job.args["seed"])
+        if started.count(1) < 2 and job is jobs[0]:
+            return ""
+        finished(job)
+        return "exit status 0: run hash f00"
+
+    assert run.train(jobs, lambda: 1, ends(end)) == [] and started == [1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["args.json", "result.json"])
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", '{"args": 3, "eval_return_mean": []}'])
+def test_a_broken_run_folder_costs_its_own_run_alone(tmp_path, name, text):
+    """Found when the campaign begins, or when its run has ended."""
+    jobs, started = planned(tmp_path, "--seeds 3 --algos ppo"), []
+
+    def leave(job, broken=2):
+        path = finished(job) / name
+        started.append(job.args["seed"])
+        if job.args["seed"] == broken:
+            path.write_text(text)
+
+    leave(jobs[0], broken=1)
+    failures = run.train(jobs, lambda: 1, ends(lambda _: "exit status 0", leave))
+    assert started == [1, 2, 3] and len(failures) == 2
+    for job, failure in zip(jobs, failures, strict=False):
+        folder = run.shown(job.parent / f"mine-{job.args['seed']}-20260101-000000")
+        assert failure.startswith(f"{job}: {folder}/{name} cannot be read: ")
+
+
+def test_what_cannot_be_started_costs_its_own_run_alone(tmp_path):
+    def full(job):
+        if job.args["seed"] == 1:
+            raise OSError("No space left on device")
+        finished(job)
+
+    jobs = planned(tmp_path, "--seeds 2 --algos ppo")
+    (failure,) = run.train(jobs, lambda: 1, ends(lambda _: "exit status 0", full))
+    assert failure == f"{jobs[0]}: No space left on device"
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_started(
+    tmp_path, monkeypatch
+):
+    jobs = planned(tmp_path, "--seeds 2 --algos ppo")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(run.UserError, match="ppo cannot be written to"):
+        run.train(jobs, lambda: 1, None)
+
+
+WITH_A_WORKER = """
+import os, pathlib, time
+print("begun", flush=True)
+worker = os.fork() == 0
+pathlib.Path("worker" if worker else "run").touch()
+while not pathlib.Path("end").exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A job whose process has a worker; both go on until there is a file `end`."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (tmp_path / "algos").mkdir()
+    (tmp_path / "algos" / "mine.py").write_text(WITH_A_WORKER)
+    (tmp_path / "runs").mkdir()
+    yield run.Job("mine", "mine", [], {"env_id": "Id-v0", "seed": 3}, tmp_path / "runs")
+    (tmp_path / "end").touch()
+
+
+def test_a_run_is_waited_for_as_long_as_its_own_process_lives(local, tmp_path, capsys):
+    """Not as long as a worker that outlived it, though that has its output and all open files."""
+    first = run.LocalRun(local)
+    wait_for(lambda: (tmp_path / "run").exists() and (tmp_path / "worker").exists())
+    second = run.LocalRun(local)
+    said = f"is running already, as process {first.process.pid}: {local}"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(said)
+    assert first.poll() is None and second.poll() is None
+    second.stop()  # which is another campaign's to stop
+    assert first.poll() is None
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.close()
+    assert second.poll() == "" and "exit status -9" in first.poll()
+    second.close()
+
+    (tmp_path / "run").unlink()
+    third = run.LocalRun(local)
+    wait_for(lambda: (tmp_path / "run").exists())
+    assert local.log.read_text() == "begun\nbegun\n"  # of both; nothing is lost
+    third.stop()
+    third.close()
+
+
+def test_of_two_campaigns_at_once_one_waits_for_the_other(local, tmp_path, monkeypatch):
+    """Both find no run, and both start one: the second process ends at once."""
+    first = run.LocalRun(local)
+    wait_for(lambda: (tmp_path / "run").exists())
+    monkeypatch.setattr(run.LocalRun, "locked", lambda self: False)
+    second = run.LocalRun(local)
+    second.process.wait()
+    assert second.poll() == "" and first.poll() is None
+    for each in (first, second):
+        each.stop()
+        each.close()
+
+
+def test_a_campaign_works_where_the_user_stands(tmp_path, command, monkeypatch):
+    """Its environments and the paths of its table, as for a script alone."""
+    entry = "gymnasium.envs.classic_control:CartPoleEnv"
+    (tmp_path / "mypackage").mkdir()
+    code = f'import gymnasium\ngymnasium.register("Mine-v0", "{entry}", max_episode_steps=9)\n'
+    (tmp_path / "mypackage" / "envs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    env_id = "mypackage.envs:Mine-v0"
+    command("ppo", f"--env-id {env_id} --total-timesteps 256")
+    (only_run(tmp_path) / "weights.npz").rename(tmp_path / "first.npz")
+    table = f'[ppo]\nenv_id = "{env_id}"\ntotal_timesteps = 256\ninit_weights = "first.npz"'
+    (tmp_path / "mine.toml").write_text(table)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    jobs = run.plan(run.parse_options(["mine.toml", "--seeds", "1"]), [])
+    assert run.train(jobs, lambda: 1, run.LocalRun) == []
+    assert len(list(tmp_path.glob("runs/mine/ppo/mypackage.envs-Mine-v0/ppo/1-*/*.json"))) == 2
 
 
 @pytest.fixture
@@ -195,8 +340,12 @@ def test_only_environments_that_are_not_there_are_sent(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     assert run.own_module("mine.envs:Id-v0") == [str(tmp_path / "mine")]
+    (tmp_path / "README").mkdir()  # without an __init__.py
+    (tmp_path / "README" / "envs.py").touch()
+    assert run.own_module("README.envs:Id-v0") == [str(tmp_path / "README")]
     assert run.own_module("environments:Clock-v0") == [str(ROOT / "tests" / "environments.py")]
-    for env_id in ("CartPole-v1", "tasks:Recall-v0", "mpe2.simple_spread_v3", "gymnasium:A-v0"):
+    installed = "mpe2.simple_spread_v3", "gymnasium:A-v0"
+    for env_id in ("CartPole-v1", "sys:Id-v0", "tasks:Recall-v0", *installed):
         assert run.own_module(env_id) == []
 
 

@@ -1,0 +1,142 @@
+"""Environments in processes, programs that they start, and every way in which a run ends."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import ppo
+import pytest
+from conftest import ROOT, new_run, only_run, stopped, train
+
+SMALL = dict(num_envs=2, num_steps=16, update_epochs=2, hidden_size=8, eval_episodes=2)
+FLAGS = "--num-envs 2 --num-steps 16 --update-epochs 2 --hidden-size 8 --eval-episodes 2"
+
+
+def small(name, **own):
+    return SMALL | dict(env_id=f"environments:{name}-v0", total_timesteps=320) | own
+
+
+def start(tmp_path, *flags):
+    """ppo.py as a process in a session of its own, which Ctrl-C reaches as a whole."""
+    command = [sys.executable, ROOT / "algos" / "ppo.py", *FLAGS.split(), *flags]
+    with open(tmp_path / "err", "w") as err, open(tmp_path / "out", "w") as out:
+        return subprocess.Popen(
+            list(map(str, command)), cwd=tmp_path, stderr=err, stdout=out, start_new_session=True
+        )
+
+
+def processes(session: int) -> list:
+    """Names of the processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, _, after = path.read_text().rpartition(")")
+        except OSError:  # it has just ended
+            continue
+        state, _, _, its_session = after.split()[:4]
+        if int(its_session) == session and state != "Z":
+            found.append(before.partition("(")[2])
+    return found
+
+
+def wait_until(condition):
+    end = time.monotonic() + 300  # long, for a busy machine
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+WAYS = ["Ctrl-C", "SIGTERM", "error"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_run_ends_its_programs_end_with_it(tmp_path, way, asynchronous):
+    kwargs = json.dumps({"last": 600 if way == "error" else 0})
+    flags = ["--env-id", "environments:Program-v0", "--total-timesteps", 10**8]
+    flags += ["--async-envs"] if asynchronous else []
+    process = start(tmp_path, *flags, "--env-kwargs", kwargs)
+    if way != "error":
+        wait_until(lambda: list(tmp_path.glob("runs/*/*/*/events*")) or process.poll())
+        wait_until(lambda: processes(process.pid).count("sleep") == 2 or process.poll())
+        wait_until(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
+        end = signal.SIGINT if way == "Ctrl-C" else signal.SIGTERM
+        (os.killpg if way == "Ctrl-C" and asynchronous else os.kill)(process.pid, end)
+    status = {"Ctrl-C": 130, "SIGTERM": 143, "error": 1}[way]
+    assert process.wait(300) == status, (tmp_path / "err").read_text()
+    wait_until(lambda: not processes(process.pid))
+    last = (tmp_path / "err").read_text().strip().splitlines()[-1]
+    folder = only_run(tmp_path).relative_to(tmp_path)
+    assert f"to resume: python {ROOT}/algos/ppo.py --resume {folder}" in last
+
+
+def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path):
+    """Nothing can be closed then, but processes notice that nobody asks them any more."""
+    flags = "--env-id environments:Chatty-v0 --async-envs --total-timesteps 100000000"
+    process = start(tmp_path, *flags.split())
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes(process.pid))
+
+
+def test_an_evaluation_closes_its_environments_when_it_fails():
+    run = new_run(ppo, **small("Program", env_kwargs='{"last": 3}'))
+    run.envs.close()
+    made, make_envs = [], run.make_envs
+    run.make_envs = lambda *given, **own: made.append(make_envs(*given, **own)) or made[-1]
+    with pytest.raises(ConnectionError):
+        run.evaluate()
+    assert [env.unwrapped.program.poll() for env in made[0].envs] == [-signal.SIGKILL] * 2
+
+
+def test_who_gives_no_answer_is_named_and_ended():
+    run = new_run(ppo, **small("Hanging", async_envs=True, env_timeout=2.0))
+    with pytest.raises(TimeoutError, match=r"environments \[0, 1\] gave no answer for 2 s"):
+        ppo.train(run.args, run)
+    workers = run.envs.processes
+    run.close()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_infos_that_no_process_can_send_end_no_run():
+    run = new_run(ppo, **small("Handles", async_envs=True))
+    run.start(agent=run.agent)
+    run.step(np.zeros(2, np.int64))
+    assert [sorted(info) for info in run.next_infos] == [["time"], ["time"]]
+    run.close()
+
+
+@pytest.mark.parametrize("name", ["ppo", "td3"])
+def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(name):
+    """In processes, too: each has generators of its own."""
+    module = importlib.import_module(name)
+    if name == "td3":
+        own = dict(env_id="environments:BornBox-v0", total_timesteps=160, learning_starts=20)
+        own |= dict(num_envs=2, batch_size=8, hidden_sizes=(8, 8), eval_episodes=2)
+    else:
+        own = small("Born")
+    own |= dict(checkpoint_frequency=64)
+    for asynchronous in (False, True):
+        whole = train(module, **own, async_envs=asynchronous)
+        whole.close()
+        np.random.seed(5)
+        again = train(module, **own, async_envs=asynchronous)
+        again.close()
+        cut = stopped(new_run(module, **own, async_envs=asynchronous), module.train, after=100)
+        resumed = train(module, **own, async_envs=asynchronous, resume=str(cut.folder))
+        resumed.close()
+        assert whole.hash() == again.hash() == resumed.hash()
+
+
+def test_processes_are_no_forks_of_one_that_has_threads():
+    """Which would hang in the first product of two matrices."""
+    run = new_run(ppo, **small("Blind", async_envs=True))
+    assert {type(worker).__name__ for worker in run.envs.processes} == {"ForkServerProcess"}
+    run.close()
