@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import fnmatch
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from scipy import stats
@@ -38,10 +40,19 @@ SAME_NUMBERS = "same-numbers.json"  # by maintain/same_numbers.py: which scripts
 WINDOWS = 100  # points of a training curve
 EPISODES = 100  # at the end of training, of which the training return is the mean
 KINDS = "greedy", "training", "last100"  # of returns
+KEPT = "seed", "seconds", "eval_episodes", "run_hash"  # of a run's result.json, in its cell
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
 COMPARED = ["environment", "table", "protocol", "ours", "published", "ours is", "source", "url"]
 FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}  # arguments that change no number
+EQUAL = 0.05  # budgets that differ by no more than this count as equal
+FAR = 4  # times our steps: what is published there says little of ours
+EARLIER = " †"  # behind a table whose runs are not shown to be those of today's script
+# from the easiest on; others come behind them, then Atari
+ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3"]
+ENVIRONMENTS += ["HalfCheetahBulletEnv-v0", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
+ENVIRONMENTS += ["ALE/Pong-v5", "ALE/Freeway-v5", "ALE/Boxing-v5", "ALE/Breakout-v5"]
+ALGORITHMS = ["ppo", "a2c", "dqn", "td3", "sac", "tqc"]  # each has its colour in every picture
 
 
 class UserError(Exception):
@@ -89,9 +100,14 @@ def read_events(folder: Path) -> tuple[dict, dict]:
     """The curves, {tag: [(step, value)]}, and the texts, {tag: text}, of a TensorBoard folder."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+    def begins_at(events) -> int:  # the step after the checkpoint that was resumed
+        return next((event.step for event in events if event.HasField("session_log")), -1)
+
     scalars, texts = defaultdict(list), {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        for event in EventFileLoader(str(path)).Load():
+    paths = sorted(folder.glob("events.out.tfevents.*"))
+    files = [list(EventFileLoader(str(path)).Load()) for path in paths]
+    for events in sorted(files, key=begins_at):  # not by their names, which clocks gave them
+        for event in events:
             if event.HasField("session_log"):  # a resumed run: what follows its checkpoint is void
                 for tag, points in scalars.items():
                     scalars[tag] = [(step, value) for step, value in points if step < event.step]
@@ -150,10 +166,29 @@ def read_run(folder: Path) -> dict:
         returns["last100"] = {steps: last_episodes(points)}
         script = versions.pop("script")  # its SHA-256
         run = {"folder": folder, "result": result, "returns": returns, "script": script}
-        run |= {name: result[name] for name in ("env_id", "algo", "seed")}
-        return run | {"versions": versions} | {name: saved[name] for name in ("args", "command")}
+        run |= {name: result[name] for name in ("env_id", "algo", *KEPT)}
+        shlex.split(saved["command"])  # fails now, not in the cell
+        run |= {"versions": versions, "args": dict(saved["args"]), "command": saved["command"]}
+        for later in saved.get("resumed", []):
+            versions = dict(later["versions"])
+            other = {**run, "script": versions.pop("script"), "versions": versions}
+            for name, value, first in differences(other, run):
+                text = f"resumed at step {later['step']} with {name}={value}, begun with {first}"
+                raise UserError(f"{folder}: {text}: a run of no single script, so of no cell")
+        return run
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
+
+
+def read_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
+    """The runs in these folders, and a line for each that cannot be read."""
+    runs, errors = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except UserError as error:  # the others are as good as without it
+            errors.append(str(error))
+    return runs, errors
 
 
 def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
@@ -212,6 +247,19 @@ def same_numbers(run: dict, script: str | None) -> bool:
     return script in known
 
 
+@functools.cache
+def script_hash(algo: str) -> str | None:
+    """Of today's script, as args.json has it: SHA-256 of the files that define its arguments."""
+    names = [algo]
+    while (path := ROOT / "algos" / f"{names[-1]}.py").exists():
+        parent = re.search(r"^class Args\((\w+)\.", path.read_text("utf-8"), re.MULTILINE)
+        if parent is None:
+            code = b"".join((path.parent / f"{name}.py").read_bytes() for name in sorted(names))
+            return hashlib.sha256(code).hexdigest()
+        names.append(parent[1])
+    return None
+
+
 def earlier_seeds(runs: list[dict], path: Path) -> list[dict] | None:
     """The runs of the cell at `path`, as read_run gives them, whose seeds are not among `runs`.
 
@@ -248,8 +296,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
     about |= {"steps": first["result"]["steps"], "command": without("runs-dir", first["command"])}
     about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
     about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
-    names = "seed", "seconds", "eval_episodes", "run_hash"
-    about["runs"] = [{k: x["result"][k] for k in names} | {"script": x["script"]} for x in runs]
+    about["runs"] = [{k: x["result"][k] for k in KEPT} | {"script": x["script"]} for x in runs]
     rows = []
     for kind, run in itertools.product(KINDS, runs):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
@@ -292,6 +339,20 @@ class Cell:
     def seeds(self) -> list[int]:
         return [run["seed"] for run in self.about["runs"]]
 
+    @property
+    def algorithm(self) -> str:
+        """Its script's, which for SAC and TQC is one."""
+        if self.about["algo"] != "td3_sac":
+            return self.about["algo"]
+        return "tqc" if self.about["args"].get("quantiles", 1) > 1 else "sac"
+
+    @property
+    def marked_table(self) -> str:
+        """The table's name, marked unless all runs are shown to train what today's script does."""
+        today = {"script": script_hash(self.about["algo"]), "command": self.about["command"]}
+        is_today = all(same_numbers(today, run["script"]) for run in self.about["runs"])
+        return self.table + EARLIER * (today["script"] is not None and not is_today)
+
     def points(self, kind: str, seed: int) -> dict[int, float]:
         """{step: return} of a seed."""
         rows = self.returns.query("kind == @kind and seed == @seed")
@@ -318,32 +379,57 @@ class Cell:
 
 
 def read_cells(results: Path) -> list[Cell]:
-    paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
-    return [read_cell(path) for path in paths if path.name != SAME_NUMBERS]
+    """From the easiest environment on."""
+    cells = [read_cell(path) for path in results.glob("*.json") if path.name != SAME_NUMBERS]
+    return sorted(cells, key=lambda cell: (difficulty(cell.env_id), cell.table))
+
+
+def difficulty(env_id: str) -> tuple:
+    """By which environments are sorted, the easiest first."""
+    place = ENVIRONMENTS.index(env_id) if env_id in ENVIRONMENTS else len(ENVIRONMENTS)
+    return env_id.startswith("ALE/"), place, env_id
 
 
 def read_cell(path: Path) -> Cell:
-    return Cell(read_json(path.with_suffix(".json")), pd.read_csv(path.with_suffix(".csv")))
+    try:
+        return Cell(read_json(path.with_suffix(".json")), pd.read_csv(path.with_suffix(".csv")))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as a cell: {error}") from None
 
 
 def read_published() -> list:
     """The rows of published.csv: tuples with its columns as names, `mean` for the return, `random`
     for that of a random policy, 0 where it is not known.
 
-    The spread is over seeds, or over the episodes of one agent; NaN where it is not known. `causes`
-    says why which of our tables are below it: "table: cause; table: cause".
+    `tables` are those of ours beside which a row stands, `same_settings` the one of them that has
+    its settings, `method` its algorithm where that is another. The spread is over seeds, or over
+    the episodes of one agent; NaN where it is not known. `causes` says why which of our tables are
+    below it: "table: cause; table: cause".
     """
     rows = pd.read_csv(ROOT / "benchmarks" / "published.csv").rename(columns={"return": "mean"})
     random = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env")["return"]
     rows = rows.assign(random=rows["env"].map(random).fillna(0.0))
-    rows = rows.fillna({"note": "", "causes": ""})
+    rows = rows.fillna(dict.fromkeys(["same_settings", "method", "note", "causes"], ""))
     return list(rows.itertuples(index=False, name="Published"))
 
 
 def is_for(row, cell: Cell) -> bool:
-    """Whether a published row is to stand beside a cell, all of whose seeds have such a return."""
+    """Whether a published row is to stand beside a cell, all of whose seeds have such a return.
+
+    Beside a task that --env-kwargs change stands none.
+    """
     matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in row.tables.split())
-    return row.env == cell.env_id and any(matches) and all(np.isfinite(cell.values(row.protocol)))
+    is_plain = cell.about["args"].get("env_kwargs", "{}") == "{}"
+    stands_here = row.env == cell.env_id and any(matches) and is_plain
+    return stands_here and all(np.isfinite(cell.values(row.protocol)))
+
+
+def is_same_task(row, cell: Cell) -> bool:
+    return ("sticky" in row.published_env) == (cell.about["args"].get("sticky_actions", 0) > 0)
+
+
+def is_same_budget(steps: int, others: int) -> bool:
+    return abs(steps - others) <= EQUAL * max(steps, others)
 
 
 def iqm(returns, axis: int = -1):
@@ -351,12 +437,12 @@ def iqm(returns, axis: int = -1):
     return stats.trim_mean(returns, 0.25, axis=axis)
 
 
-def interval(statistic, *samples):
+def interval(statistic, *samples, least: int = MIN_SEEDS_INTERVAL):
     """95% percentile bootstrap over seeds, the last axis; None where a sample has too few of them.
 
-    The seeds of one environment are one stratum, so this is the stratified bootstrap as well.
+    Seeds are drawn within each sample: with one for each task this is the stratified bootstrap.
     """
-    if min(sample.shape[-1] for sample in samples) < MIN_SEEDS_INTERVAL:
+    if min(sample.shape[-1] for sample in samples) < least:
         return None
     rng = np.random.default_rng(0)
     options = dict(method="percentile", n_resamples=2000, vectorized=True, axis=-1, rng=rng)
@@ -391,9 +477,11 @@ def verdict(ours, steps: int, row) -> str:
     Of two cells beside the same number, one with a lower mean and a larger spread never gets the
     better word.
     """
-    if steps > row.steps:
-        return "trained longer"
-    part = f", after {steps / row.steps:.0%} of its steps" if steps < row.steps else ""
+    part = ""
+    if not is_same_budget(steps, row.steps):
+        if steps > row.steps:
+            return "trained longer"
+        part = f", after {steps / row.steps:.0%} of its steps"
     if len(ours) < MIN_SEEDS:
         return f"{'one seed of ours' if len(ours) == 1 else 'too few seeds to tell'}{part}"
     difference, half = ours.mean() - row.mean, half_width(ours, row)
@@ -410,6 +498,8 @@ def verdict(ours, steps: int, row) -> str:
 
 def verdict_on(cell: Cell, row) -> str:
     """The verdict, and the cause of a "below"."""
+    if not is_same_task(row, cell):
+        return "another task"
     found = verdict(cell.values(row.protocol), cell.about["steps"], row)
     causes = dict(text.split(": ", 1) for text in row.causes.split("; ") if text)
     return f"{found}: {causes[cell.table]}" if "below" in found and cell.table in causes else found
@@ -438,14 +528,16 @@ def ours_in_short(cell: Cell, protocol: str) -> str:
 
 
 def published_in_short(row, env_id: str) -> str:
-    """Return, spread, seeds and steps of a published row, and its environment if that is not ours.
-
-    One agent's spread is over episodes.
+    """Return, spread over seeds, seeds and steps of a published row, and its algorithm and
+    environment where they are not ours.
     """
-    spread = "" if math.isnan(row.spread) else f" ± {number(row.spread)}"
+    spread = f" ± {number(row.spread)}" if row.seeds > 1 and not math.isnan(row.spread) else ""
     seeds = count_seeds(row.seeds) if row.seeds > 1 else "1 agent"
-    other = f", {row.published_env}" if row.published_env != env_id else ""
-    return f"{number(row.mean)}{spread} ({seeds}, {steps_in_short(row.steps)}{other})"
+    about = [row.method, seeds, steps_in_short(row.steps)]
+    if row.published_env != env_id:  # "sticky", "v4" or the whole name
+        name = env_id.rpartition("v")[0]
+        about.append(row.published_env.removeprefix(f"{env_id}, ").removeprefix(name))
+    return f"{number(row.mean)}{spread} ({', '.join(filter(None, about))})"
 
 
 def seeds_of(cell: Cell) -> str:
@@ -461,39 +553,52 @@ def markdown(columns: list[str], rows: list[list]) -> str:
 
 
 def nearest(cell: Cell, published: list):
-    """The greedy return whose number of steps is the nearest to ours; None without any.
+    """The published row that is most like a cell; None without any.
 
-    Of several the one of most seeds, and of those the first in published.csv, which lists the
-    settings that are most like ours first.
+    Of the same settings first; then of at least our steps, but not of FAR times as many; of the
+    same task, of the same algorithm, of three seeds or more, and of the nearest number of steps.
     """
-    greedy = [row for row in published if is_for(row, cell) and row.protocol == "greedy"]
-    steps = cell.about["steps"]
-    return min(greedy, key=lambda row: (abs(row.steps - steps), -row.seeds), default=None)
+
+    def unlikeness(row) -> tuple:
+        steps = cell.about["steps"]
+        is_same = is_same_budget(steps, row.steps)
+        order = [row.same_settings == cell.table, is_same or steps < row.steps < FAR * steps]
+        order += [is_same_task(row, cell), not row.method, row.seeds >= MIN_SEEDS]
+        distance = 0 if is_same else abs(math.log(row.steps / steps))
+        return *(not alike for alike in order), distance
+
+    return min((row for row in published if is_for(row, cell)), key=unlikeness, default=None)
+
+
+def minutes(cell: Cell) -> str:
+    """The median wall time of a run, of those on a GPU apart."""
+    times, default = defaultdict(list), cell.about["args"].get("device", "cpu")
+    for run in cell.about["runs"]:
+        times[run.get("device", default)].append(run["seconds"] / 60)
+    medians = {device: f"{np.median(values):.1f}" for device, values in times.items()}
+    return ", ".join(x + " (GPU)" * (device == "cuda") for device, x in medians.items())
 
 
 def results_table(cells: list[Cell], published: list) -> str:
-    """A line for each cell, beside the nearest greedy return, without any beside the first one."""
+    """A line for each cell, beside the published return that is most like it."""
     rows = []
     for cell in cells:
         greedy = cell.values("greedy")
         ours, theirs = [mean_and_std(greedy), ""], ["", ""]
         if bounds := interval(iqm, greedy):
             ours[1] = f"{number(iqm(greedy))} [{number(bounds[0])}, {number(bounds[1])}]"
-        if found := [row for row in published if is_for(row, cell)]:
-            row = nearest(cell, published) or found[0]
+        if row := nearest(cell, published):
             text = published_in_short(row, cell.env_id)
             if row.protocol != "greedy":
                 text += f", {row.protocol}: ours {mean_and_std(cell.values(row.protocol))}"
             theirs = [f"{text}, [{row.source}]({row.url})", verdict_on(cell, row)]
-        about = [cell.env_id, cell.table, f"{cell.about['steps']:,}", seeds_of(cell)]
-        minutes = np.median([run["seconds"] for run in cell.about["runs"]]) / 60
-        time = f"{minutes:.1f}" + (" (GPU)" if cell.about["args"].get("device") == "cuda" else "")
+        about = [cell.env_id, cell.marked_table, f"{cell.about['steps']:,}", seeds_of(cell)]
         command = cell.about["command"]
         for flag in ("exp-name", "eval-frequency"):  # they change no number here
             command = without(flag, command)
         if cell.about["args"].get("torch_threads") == 1 and not cell.env_id.startswith("ALE/"):
             command = without("torch-threads", command)  # of vectors the default
-        rows.append([*about, *ours, *theirs, time, f"`{command}`"])
+        rows.append([*about, *ours, *theirs, minutes(cell), f"`{command}`"])
     columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
     columns += ["published", "ours is", "minutes a run", "command of the first seed"]
     return markdown(columns, rows) if cells else "No results yet."
@@ -544,31 +649,41 @@ def write(texts: dict[Path, str]):
 
 
 def draw(cells: list[Cell], published: list, path: Path):
-    """A panel for each environment: IQM of the greedy return over seeds, with its 95% interval;
-    dashed, in the same colour, the published return.
+    """A panel for each environment: the greedy return of each seed, thin, and their mean, or of
+    cells with one evaluation the return in training; dashed, in the same colour, a published greedy
+    return of the same algorithm, task and number of steps.
     """
-    environments = sorted({cell.env_id for cell in cells})
+    palette = [*map("C{}".format, range(10)), *colormaps["tab20"].colors[1::2]]
+    others = sorted({cell.algorithm for cell in cells} - set(ALGORITHMS))
+    colors = dict(zip(ALGORITHMS + others, itertools.cycle(palette), strict=False))
+    environments = sorted({cell.env_id for cell in cells}, key=difficulty)
     columns = min(len(environments), 3)
     rows = math.ceil(len(environments) / columns)
     figure = Figure(figsize=(max(4.2 * columns, 6), 3.1 * rows + 0.5))
     for panel, env_id in enumerate(environments, 1):
         axis = figure.add_subplot(rows, columns, panel)
-        for i, cell in enumerate(cell for cell in cells if cell.env_id == env_id):
-            steps, returns = cell.curve("greedy")
+        styles = defaultdict(lambda: itertools.cycle(["-", "-.", ":"]))  # of one algorithm
+        for cell in (cell for cell in cells if cell.env_id == env_id):
+            (steps, returns), label = cell.curve("greedy"), cell.table
+            if len(steps) == 1 and len(cell.curve("training")[0]) > 1:
+                (steps, returns), label = cell.curve("training"), f"{label}, in training"
+            color, style = colors[cell.algorithm], next(styles[cell.algorithm])
             marker = "." if len(steps) == 1 else None
-            axis.plot(steps, iqm(returns.T), color=f"C{i}", marker=marker, label=cell.table)
-            if bounds := interval(iqm, returns.T):
-                axis.fill_between(steps, *bounds, color=f"C{i}", alpha=0.2, linewidth=0)
-            if row := nearest(cell, published):
-                axis.axhline(row.mean, color=f"C{i}", linestyle="--", linewidth=1)
+            axis.plot(steps, returns.T, style, color=color, linewidth=0.5, alpha=0.4)
+            mean = returns.mean(axis=0)
+            axis.plot(steps, mean, style, color=color, marker=marker, label=label)
+            alike = [r for r in published if r.protocol == "greedy" and not r.method]
+            alike = [r for r in alike if is_same_budget(r.steps, cell.about["steps"])]
+            if (row := nearest(cell, alike)) and is_same_task(row, cell):
+                axis.plot(steps[[0, -1]], [row.mean] * 2, "--", color=color, linewidth=1)
         axis.set_xscale("log")  # budgets differ tenfold
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k, 1M
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(env_id, fontsize=11)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=7, framealpha=0.6)
     figure.supxlabel("environment steps", fontsize=10)
-    figure.supylabel("greedy return; dashed: published", fontsize=10)
+    figure.supylabel("greedy return; dashed: published for these steps", fontsize=10)
     figure.tight_layout()
     save(figure, path)
 
@@ -581,9 +696,8 @@ def save(figure, path: Path):
     print(path)
 
 
-def add_runs(table: str, folders: list[Path], results: Path):
+def add_runs(table: str, runs: list[dict], results: Path):
     """Writes the cell of these runs and of the earlier seeds that join them."""
-    runs = [read_run(folder) for folder in folders]
     path = cell_path(runs[0]["env_id"], table, results)
     before = earlier_seeds(runs, path)
     replaced = 0 if before is not None else len(read_cell(path).seeds)
@@ -604,8 +718,11 @@ def main():
         found = {} if options.from_csv else finished_runs(options.runs_dir)
         results.mkdir(parents=True, exist_ok=True)
         for (table, _), folders in found.items():
+            runs, unread = read_runs(folders)
+            errors += unread
             try:
-                add_runs(table, folders, results)
+                if runs:
+                    add_runs(table, runs, results)
             except UserError as error:  # the other cells are as good as without it
                 errors.append(str(error))
         write(documents(results))

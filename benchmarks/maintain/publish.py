@@ -4,7 +4,7 @@
     python benchmarks/maintain/publish.py runs/new      another folder of runs
     python benchmarks/maintain/publish.py --from-csv    benchmarks/results/ into README.md, and
                                                         there README.md, improvement.csv,
-                                                        verdicts.csv and curves.png
+                                                        verdicts.csv, curves.png, profiles.png
 
 Runs whose settings are not those of a table of benchmarks/*.toml are left out, and so are cells of
 other arguments or versions with fewer seeds than benchmarks/results/ has. Exit status: 0, or 2 for
@@ -17,14 +17,22 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
-from report import MIN_SEEDS, ROOT, Cell, UserError
+from report import MIN_SEEDS, MIN_SEEDS_INTERVAL, ROOT, Cell, UserError
 
 MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # the tables stand between them
 # flags of a campaign that make no other setting of a table
 FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
 FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
+# not in README.md: they end before their return rises, so they show the beginning of a long run
+BEGINNINGS = {"a2c-4m", "a2c-adam-2500k"}
+MIN_TASKS = 3  # for a return over tasks
+LEVELS = 0.25, 0.5, 0.75, 1.0  # of normalised returns
 
 
 def is_of_table(table: str, run: dict) -> bool:
@@ -59,53 +67,185 @@ def is_no_less(table: str, runs: list[dict]) -> bool:
     return len(runs) >= before
 
 
-def collect(runs_dir: Path):
-    """Writes a cell for each table and environment with finished runs below `runs_dir`."""
+def collect(runs_dir: Path) -> list[str]:
+    """Writes a cell for each table and environment with finished runs below `runs_dir`.
+
+    Returns a line for each run that cannot be read.
+    """
+    errors = []
     for (table, _), folders in report.finished_runs(runs_dir).items():
-        runs = [run for run in map(report.read_run, folders) if is_of_table(table, run)]
+        runs, unread = report.read_runs(folders)
+        errors += unread
+        runs = [run for run in runs if is_of_table(table, run)]
         if runs:
             path = report.cell_path(runs[0]["env_id"], table, report.RESULTS)
             runs = runs + (report.earlier_seeds(runs, path) or [])
             if is_no_less(table, runs):
                 report.write_cell(table, runs, report.RESULTS)
+    return errors
 
 
-def main_cells(cells: list[Cell], published: list) -> list[Cell]:
-    """Of each script in each environment one: with enough seeds and a published return beside it,
-    where there is such a cell; among several the one whose table has the shortest name.
+# The tables of README.md --------------------------------------------------------------------------
+
+
+def config_of(cell: Cell) -> str:
+    """The table that its command names."""
+    match = re.search(r"--config (\S+)", cell.about["command"])
+    return match[1] if match else ""
+
+
+def is_same_training(a: Cell, b: Cell) -> bool:
+    """Whether two cells differ in nothing but script, versions, device and threads."""
+    if a.env_id != b.env_id or config_of(a) != config_of(b):
+        return False
+    about = [{"args": c.about["args"], "versions": {}, "script": "", "command": ""} for c in (a, b)]
+    return {name for name, *_ in report.differences(*about)} <= {"device", "torch_threads"}
+
+
+def pooled(cell: Cell, others: list[Cell]) -> Cell:
+    """A cell of few seeds with those of other scripts, versions or devices: all that there are."""
+    if len(cell.seeds) >= MIN_SEEDS_INTERVAL:
+        return cell
+    runs, returns = [], []
+    for part in [cell, *(other for other in others if is_same_training(cell, other))]:
+        if {run["seed"] for run in runs}.isdisjoint(part.seeds):
+            device = {"device": part.about["args"].get("device", "cpu")}
+            runs += [run | device for run in part.about["runs"]]
+            returns.append(part.returns)
+    return Cell(cell.about | {"runs": runs}, pd.concat(returns, ignore_index=True))
+
+
+def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list[Cell]:
+    """Of each algorithm in each environment of `cells` the one with the most evidence: the most
+    seeds; then the one with a published return beside it, the most steps, the shortest name.
+
+    Of `variants` SAC and TQC.
     """
 
-    def rank(cell: Cell):
+    def rank(cell: Cell) -> tuple:
         is_published = report.nearest(cell, published) is not None
-        return min(len(cell.seeds), MIN_SEEDS), is_published, -len(cell.table)
+        return len(cell.seeds), is_published, cell.about["steps"], -len(cell.table)
 
-    main = {}
+    environments, main = {cell.env_id for cell in cells}, {}
+    more = [cell for cell in variants if cell.algorithm in ("sac", "tqc")]
+    for cell in [*cells, *(cell for cell in more if cell.env_id in environments)]:
+        if cell.table not in BEGINNINGS:
+            key, cell = (cell.env_id, cell.algorithm), pooled(cell, variants)
+            main[key] = max(main.get(key, cell), cell, key=rank)
+
+    def order(cell: Cell) -> tuple:
+        known = cell.algorithm in report.ALGORITHMS
+        place = report.ALGORITHMS.index(cell.algorithm) if known else len(report.ALGORITHMS)
+        return report.difficulty(cell.env_id), place
+
+    return sorted(main.values(), key=order)
+
+
+def read_main_cells() -> list[Cell]:
+    variants = report.read_cells(report.RESULTS / "variants")
+    return main_cells(report.read_cells(report.RESULTS), variants, report.read_published())
+
+
+def verdict_in_short(cell: Cell, row, published: list) -> str:
+    """The verdict; for Atari, too, what the algorithm is published with after more steps."""
+    verdict = report.verdict_on(cell, row).split(":")[0]
+    own = report.nearest(cell, [row for row in published if not row.method])
+    if not cell.env_id.startswith("ALE/") or own is None:
+        return verdict
+    steps = cell.about["steps"]
+    if steps >= own.steps or report.is_same_budget(steps, own.steps):
+        return verdict
+    there = f"{report.number(own.mean)} at {report.steps_in_short(own.steps)}, {own.source}"
+    return f"{verdict}; not trained to the published budget ({there})"
+
+
+def short_tables(cells: list[Cell], published: list) -> str:
+    """The tables of README.md, Atari's apart: a line for each of the main cells."""
+    columns = ["environment", "table", "measured", "ours", "published", "ours is", "minutes"]
+    vectors, atari = [], []
     for cell in cells:
-        key = cell.env_id, cell.about["algo"]
-        main[key] = max(main.get(key, cell), cell, key=rank)
-    return list(main.values())
-
-
-def short_table(cells: list[Cell], published: list) -> str:
-    """The table of README.md: a line for each of the main cells."""
-    rows = []
-    for cell in main_cells(cells, published):
-        row = report.nearest(cell, published)
-        theirs = "none"
-        if row:
+        protocol, theirs, verdict = "greedy", "none", ""
+        if row := report.nearest(cell, published):
+            protocol, verdict = row.protocol, verdict_in_short(cell, row, published)
             theirs = f"{report.published_in_short(row, cell.env_id)[:-1]}, {row.source})"
-        rows.append([cell.env_id, cell.table, report.ours_in_short(cell, "greedy"), theirs])
-    columns = ["environment", "table", "ours", "published"]
-    return report.markdown(columns, rows) if cells else "No results yet."
+        line = [cell.env_id, cell.marked_table, protocol, report.ours_in_short(cell, protocol)]
+        rows = atari if cell.env_id.startswith("ALE/") else vectors
+        rows.append([*line, theirs, verdict, report.minutes(cell)])
+    tables = [report.markdown(columns, rows) for rows in (vectors, atari) if rows]
+    return "\n\n".join(tables) or "No results yet."
+
+
+# Over tasks, as arXiv 2108.13264 does it ----------------------------------------------------------
+
+
+def normalised_returns(cells: list[Cell]) -> dict[str, dict[str, np.ndarray]]:
+    """{algorithm: {environment: (seeds,)}}: greedy returns of cells with a verdict's seeds, 0 for a
+    random policy and 1 for the reference of random.csv.
+    """
+    scales, found = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env"), {}
+    for cell in cells:
+        if cell.env_id in scales.index and len(cell.seeds) >= MIN_SEEDS:
+            low, high = scales.loc[cell.env_id, ["return", "reference"]]
+            returns = (cell.values("greedy") - low) / (high - low)
+            found.setdefault(cell.algorithm, {})[cell.env_id] = returns
+    return {name: tasks for name, tasks in found.items() if len(tasks) >= MIN_TASKS}
+
+
+def iqm_over_tasks(*tasks, axis: int = -1):
+    """Interquartile mean of the runs of all tasks, (..., seeds) each, of which all weigh the same.
+
+    A run that lies across a quartile counts with the part inside.
+    """
+    values = np.concatenate(tasks, axis)
+    shares = [np.full(task.shape, 1 / task.shape[axis] / len(tasks)) for task in tasks]
+    order = np.argsort(values, axis)
+    ends = np.cumsum(np.take_along_axis(np.concatenate(shares, axis), order, axis), axis)
+    inside = np.diff(np.clip(ends, 0.25, 0.75), prepend=0.25, axis=axis)
+    return 2 * (np.take_along_axis(values, order, axis) * inside).sum(axis)
+
+
+def profile(tasks, levels):
+    """The share of runs with a normalised return above each level, of which all tasks weigh the
+    same; (levels,).
+    """
+    return np.mean([(task > np.reshape(levels, (-1, 1))).mean(axis=1) for task in tasks], axis=0)
+
+
+def table_over_tasks(cells: list[Cell]) -> str:
+    rows = []
+    for name, tasks in normalised_returns(cells).items():
+        returns = list(tasks.values())
+        low, high = report.interval(iqm_over_tasks, *returns, least=MIN_SEEDS)
+        shares = [f"{share:.0%}" for share in profile(returns, LEVELS)]
+        summary = f"{iqm_over_tasks(*returns):.2f} [{low:.2f}, {high:.2f}]"
+        rows.append([name, ", ".join(tasks), summary, *shares])
+    columns = ["algorithm", "environments", "IQM [95%]", *(f"above {x}" for x in LEVELS)]
+    return report.markdown(columns, rows)
+
+
+def draw_profiles(cells: list[Cell], path: Path):
+    figure, levels = Figure(figsize=(6, 3.5)), np.linspace(0, 1.5, 301)
+    axis = figure.add_subplot()
+    for name, tasks in normalised_returns(cells).items():
+        color = f"C{report.ALGORITHMS.index(name)}"
+        shares = profile(list(tasks.values()), levels)
+        axis.step(levels, shares, color=color, label=f"{name}, {len(tasks)} tasks")
+    axis.set_xlabel("normalised return")
+    axis.set_ylabel("share of runs above it")
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    report.save(figure, path)
 
 
 def documents() -> dict[Path, str]:
     """What README.md must hold, and the documents of benchmarks/results/."""
-    table = short_table(report.read_cells(report.RESULTS), report.read_published())
-    return {
-        ROOT / "README.md": between_markers(ROOT / "README.md", table),
-        **report.documents(report.RESULTS),
-    }
+    cells = read_main_cells()
+    texts = report.documents(report.RESULTS)
+    if normalised_returns(cells):
+        over_tasks = f"## Over tasks\n\n{table_over_tasks(cells)}\n\n![Profiles](profiles.png)\n"
+        texts[report.RESULTS / "README.md"] += f"\n{over_tasks}"
+    table = short_tables(cells, report.read_published())
+    return {ROOT / "README.md": between_markers(ROOT / "README.md", table), **texts}
 
 
 def between_markers(path: Path, text: str) -> str:
@@ -126,12 +266,14 @@ def main():
     options = parser.parse_args()
     with report.errors_in_a_line():
         report.RESULTS.mkdir(parents=True, exist_ok=True)
-        if not options.from_csv:
-            collect(options.runs_dir)
+        errors = [] if options.from_csv else collect(options.runs_dir)
         report.write(documents())
-        published = report.read_published()
-        if shown := main_cells(report.read_cells(report.RESULTS), published):
-            report.draw(shown, published, report.RESULTS / "curves.png")
+        if cells := read_main_cells():
+            report.draw(cells, report.read_published(), report.RESULTS / "curves.png")
+        if normalised_returns(cells):
+            draw_profiles(cells, report.RESULTS / "profiles.png")
+        if errors:
+            raise UserError("\n".join(errors))
 
 
 if __name__ == "__main__":

@@ -86,9 +86,10 @@ def test_lines_are_short():
 
 def test_the_documents_are_short():
     words = {name: len(text.split()) for name, text in TEXTS.items()}
-    assert words["README.md"] <= 1500 and words["CHANGELOG.md"] <= 450
+    tables = re.search("results: begin -->(.*)<!-- results: end", TEXTS["README.md"], re.DOTALL)
+    assert words["README.md"] - len(tables[1].split()) <= 1500 and words["CHANGELOG.md"] <= 450
     results = [path.read_text() for path in (ROOT / "benchmarks" / "results").rglob("*.md")]
-    assert sum(words.values()) + len(" ".join(results).split()) <= 24_000, words
+    assert sum(words.values()) + len(" ".join(results).split()) <= 25_000, words
 
 
 @functools.cache
