@@ -22,7 +22,7 @@ enjoy: .venv/installed
 	$(BIN)/python algos/ppo.py --evaluate trained/LunarLander-v3-ppo --capture-video
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -q -n auto tests
+	$(BIN)/python -m pytest -q -n auto $(FLAGS) tests
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m slow tests
@@ -38,7 +38,7 @@ torture: .venv/installed-dev
 
 speed: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/maintain/more_speeds.py
+	$(BIN)/python benchmarks/maintain/more_speeds.py seeds
 
 report: .venv/installed-dev
 	$(BIN)/python benchmarks/maintain/publish.py --from-csv

@@ -4,13 +4,12 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import json
 import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -114,40 +113,6 @@ class Result:
         return self.line("run hash")
 
 
-@pytest.fixture(scope="session")
-def server():
-    command = [sys.executable, ROOT / "tests" / "forkserver.py"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
-        yield process
-        process.stdin.close()
-
-
-@pytest.fixture
-def script(server, tmp_path, tmp_path_factory):
-    """script("ppo", "--seed", 3) runs algos/ppo.py in an empty folder, which `tmp_path` is.
-
-    With `kill_after` it gets a SIGKILL so many seconds after its start.
-    """
-    outputs = tmp_path_factory.mktemp("outputs")
-
-    def run(name: str, *flags, ok: bool = True, kill_after: float | None = None) -> Result:
-        job = {
-            "command": [str(word) for word in (ROOT / "algos" / f"{name}.py", *flags)],
-            "cwd": str(tmp_path),
-            "out": str(outputs / "out"),
-            "err": str(outputs / "err"),
-            "kill_after": kill_after,
-        }
-        print(json.dumps(job), file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
-        result = Result(status, (outputs / "out").read_text(), (outputs / "err").read_text())
-        assert status == 0 or not ok, result.err
-        return result
-
-    return run
-
-
 @pytest.fixture
 def command(monkeypatch, capsys):
     """command("ppo", "--seed 3", path, ...) runs algos/ppo.py as its command does, here. What is
@@ -168,6 +133,12 @@ def command(monkeypatch, capsys):
         return Result(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def script(command):
+    """The same, under its other name."""
+    return command
 
 
 @pytest.fixture
@@ -209,6 +180,14 @@ def only_run(folder: Path) -> Path:
     """The one run folder below `folder`."""
     (found,) = folder.glob("runs/*/*/*")
     return found
+
+
+def wait_for(condition):
+    """Until it holds. Long, so that a busy machine fails no test."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def hash_of_parameters(module) -> list:

@@ -9,8 +9,9 @@
 The tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
 defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
 commands for what no table uses. With --record, tables with equal hashes go into
-results/same-numbers.json with the SHA-256 of both scripts: report.py then lets seeds of the one
-join a cell of the other. Exit status: 0 if every hash is the same, 1 if not.
+results/same-numbers.json with the SHA-256 of both scripts, and of those that it has as their
+equals: report.py then lets seeds of the one join a cell of the other. Exit status: 0 if every hash
+is the same, 1 if not.
 """
 
 import argparse
@@ -96,11 +97,16 @@ def trained(tree: Path, command: str) -> tuple[str, str]:
 
 
 def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
-    """Keeps that two versions of a table's script have the same run hash."""
+    """Keeps that two versions of a table's script have the same run hash, as have the others of the
+    record that one of them is in. Of each table the newest record is kept.
+    """
     records = json.loads(path.read_bytes()) if path.exists() else []
-    new = {"name": name, "scripts": scripts, "first_is_of": commit}
+    for old in records:
+        if old["name"] == name and set(old["scripts"]) & set(scripts):
+            scripts = list(dict.fromkeys([*old["scripts"], *scripts]))
+    new = {"name": name, "scripts": scripts, "against": commit}
     new |= {"command": f"{command} {EVERY}", "run_hash": value}
-    records = [old for old in records if (old["name"], old["scripts"]) != (name, scripts)] + [new]
+    records = [old for old in records if old["name"] != name] + [new]
     path.write_text(json.dumps(sorted(records, key=lambda x: x["name"]), indent=1) + "\n")
 
 

@@ -7,7 +7,6 @@ instead; none: those of the training.
 """
 
 import argparse
-import collections
 import dataclasses
 import importlib
 import json
@@ -20,23 +19,20 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "algos"
 
 def main(threshold: float, evaluated_on: str, name: str, flags: list[str]):
     sys.path.insert(0, str(SCRIPTS))
-    script, returns, seen = importlib.import_module(name), collections.deque(maxlen=20), 0
-    parent = importlib.import_module(name.split("_")[0])  # of a variant
-    end_iteration = parent.Run.end_iteration
+    script, parent = importlib.import_module(name), importlib.import_module(name.split("_")[0])
+    end_iteration, returns, seen = parent.Run.end_iteration, [], 0
 
     def look(run, scalars):
-        nonlocal seen
-        returns.extend(episode[0] for episode in run.finished[seen:])
+        nonlocal returns, seen
+        returns = [*returns, *(episode[0] for episode in run.finished[seen:])][-20:]
         due, args = run.due(2_000), run.args
         steps = end_iteration(run, scalars)
         seen = len(run.finished)
         if evaluated_on:
-            returns.clear()
-            if due:
-                run.args = dataclasses.replace(args, env_id=evaluated_on, eval_episodes=20)
-                returns.extend(run.evaluate())
-                run.args = args
-        if len(returns) == returns.maxlen and sum(returns) / len(returns) >= threshold:
+            run.args = dataclasses.replace(args, env_id=evaluated_on, eval_episodes=20)
+            returns = run.evaluate().tolist() if due else []
+            run.args = args
+        if len(returns) == 20 and sum(returns) / 20 >= threshold:
             print(json.dumps({"steps": steps}), flush=True)
             os._exit(0)
         return steps

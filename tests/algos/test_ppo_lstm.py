@@ -137,17 +137,23 @@ def test_the_ratio_is_one_before_the_first_step(action_space, settings):
 
 
 def test_values_of_successors_go_on_from_the_state_before_the_reset(monkeypatch):
-    args, agent = make_agent(Discrete(3))
+    """All as the statistics normalise them. The running returns go on to the next rollout."""
+    args, agent = make_agent(Discrete(3), norm_obs=True, norm_reward=True)
+    agent.obs_moments.update(np.random.default_rng(1).normal(2, 3, (100, F)))
     buffer, _ = play(args, agent, np.random.default_rng(0))
     told = calls(monkeypatch, ppo, "rollout_advantages")
-    ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
+    _, running_returns = ppo_lstm.make_sequences(agent, buffer, args, np.zeros(B))
     (seen,) = told
     ended, lstm = buffer["terminated"] | buffer["truncated"], torch_lstm(agent)
+    _, expected = ppo.discounted_returns(buffer["rewards"], ended, args.gamma, np.zeros(B))
+    np.testing.assert_array_equal(running_returns, expected)
+    assert expected.any()
     values, after = np.zeros((2, T, B), np.float32)  # V of observations, and of their successors
     for env, start, stop in episodes(ended):
         sequence = torch.zeros(stop + 1, B, F)
         sequence[:stop, env] = torch.as_tensor(buffer["obs"][:stop, env])
         sequence[stop, env] = torch.as_tensor(buffer["next_obs"][stop - 1, env])
+        sequence = agent.obs_moments.normalised(sequence)
         state = torch.as_tensor(buffer["state"][0])
         outputs, _ = run_alone(lstm, state, sequence, env, start, stop + 1)
         v = agent.value(outputs).detach().numpy()

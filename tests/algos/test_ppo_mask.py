@@ -187,10 +187,8 @@ def test_wrappers_in_make_env_count(module, monkeypatch):
     parent, make = ppo if module is ppo_mask else dqn, gym.make
     monkeypatch.setattr(gym, "make", lambda env_id, **x: wrappers[env_id](make(env_id, **x)))
     assert parent.make_env("CartPole-v1").observation_space.shape == (2 + 4,)
-    asked, make_env = (
-        [],
-        parent.make_env,
-    )  # of the parent's own make_env, which somebody may have edited
+    # of the parent's own make_env, which somebody may have edited
+    asked, make_env = [], parent.make_env
     monkeypatch.setattr(parent, "make_env", lambda *x: asked.append(x) or make_env(*x))
     for env_id in wrappers:
         agent, size = new_run(module, env_id=env_id).agent, None
@@ -316,7 +314,7 @@ def test_a_last_observation_may_have_no_valid_action_and_no_numbers():
 
 @pytest.mark.parametrize("env_id", ["AllValid-v0", "Identity-v0"])
 def test_where_all_actions_are_valid_it_is_ppo(env_id):
-    settings = dict(total_timesteps=1024, checkpoint_frequency=512, ent_coef=0.01)
+    settings = dict(total_timesteps=512, checkpoint_frequency=256, ent_coef=0.01)
     plain, masked = train(ppo, **settings), train(ppo_mask, env_id=env_id, **settings)
     assert masked.hash() == plain.hash()
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()

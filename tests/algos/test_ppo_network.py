@@ -106,7 +106,7 @@ def test_policy_and_value_share_a_trunk_or_nothing(space, share_trunk):
 
 
 def test_separate_networks_of_vectors_are_ppo():
-    settings = dict(total_timesteps=1024, norm_obs=True)
+    settings = dict(total_timesteps=1024, norm_obs=True, norm_reward=True)
     plain = train(ppo, **settings).hash()
     assert train(ppo_network, **settings, share_trunk=False).hash() == plain
     assert new_run(ppo, **settings).hash() != plain

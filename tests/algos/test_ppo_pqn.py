@@ -7,7 +7,7 @@ import ppo
 import ppo_pqn
 import pytest
 import torch
-from conftest import calls, curves, new_run, train
+from conftest import calls, curves, hash_of_parameters, new_run, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -172,6 +172,14 @@ def test_epsilon_falls_from_step_to_step(fraction):
     run.writer.flush()
     curve = curves(run)["charts/epsilon"].values()
     assert max(curve) <= 0.9 and np.mean([*curve]) == pytest.approx(expected.mean(), abs=0.05)
+
+
+def test_rewards_are_scaled_where_asked():
+    settings, trained = SHORT | {"total_timesteps": 128}, []
+    for norm_reward in (False, True):
+        agent = train(ppo_pqn, **settings, norm_reward=norm_reward).agent
+        trained.append(hash_of_parameters(agent))
+    assert trained[0] != trained[1] and agent.return_moments.count == 128
 
 
 def test_an_edited_policy_changes_acting_and_targets_alike():

@@ -82,14 +82,6 @@ def with_bonuses(args, agent, curiosity, buffer, after):
     return batch, plain, bonus
 
 
-def test_successors_are_the_true_ones():
-    args, agent, curiosity = make_parts()
-    buffer, next_obs, after = play(np.random.default_rng(0))
-    batch, *_ = with_bonuses(args, agent, curiosity, buffer, after)
-    np.testing.assert_array_equal(batch["next_obs"], next_obs.reshape(-1, F))
-    assert (next_obs[-1] != after).any() and (next_obs[2, 1] != buffer["obs"][3, 1]).any()
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_terminal_observation_that_is_no_number_is_nothing_new(value):
     """It counts as if nothing had moved there, in bonuses, statistics and losses alike."""
@@ -150,6 +142,20 @@ def test_bonuses_go_on_from_what_is_acted_on_next(monkeypatch):
         assert (call["buffer"]["next_obs"][-1] == 1).all()
 
 
+def test_sums_of_bonuses_go_on_from_rollout_to_rollout(monkeypatch):
+    sums, add_bonuses = [np.zeros(2)], ppo_rnd.add_bonuses
+
+    def spy(*inputs):
+        np.testing.assert_array_equal(inputs[-1], sums[-1])
+        running, bonus = add_bonuses(*inputs)
+        sums.append(running)
+        return running, bonus
+
+    monkeypatch.setattr(ppo_rnd, "add_bonuses", spy)
+    train(ppo_rnd, num_envs=2, num_steps=8, num_minibatches=1, total_timesteps=48)
+    assert len(sums) == 4 and all(running.all() for running in sums[1:])
+
+
 def test_the_error_falls_where_it_was_learned_and_not_elsewhere():
     torch.manual_seed(0)
     curiosity = ppo_rnd.Curiosity(ppo_rnd.Args(), Box(0, 1, (20,), np.float32))
@@ -207,6 +213,7 @@ def test_the_target_never_drops_out_and_the_predictor_only_where_it_learns(monke
 def test_without_bonuses_it_is_ppo(monkeypatch):
     """Whatever the predictor and the critic of bonuses do, and with a norm that is clipped."""
     settings = SMALL | {"env_id": "CartPole-v1", "max_grad_norm": 0.05}
+    settings |= {"norm_obs": True, "norm_reward": True}
     run, *_ = trained(monkeypatch, ext_coef=1.0, int_coef=0.0, **settings)
     plain = train(ppo, **settings)
     arrays = run.arrays()

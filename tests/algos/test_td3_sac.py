@@ -140,14 +140,6 @@ def test_quantiles_against_loops(drop):
     assert found.item() == pytest.approx(expected)
 
 
-def test_one_quantile_is_the_median_of_near_targets():
-    """With m = 1 the weight is 1/2, and |u| < 1 makes it half of half the squared error."""
-    theta = torch.tensor([[0.5], [2.0]])
-    y = torch.tensor([[0.0, 1.2], [1.5, 2.9]])
-    found = td3_sac.quantile_huber_loss(theta, y)
-    torch.testing.assert_close(found, (y - theta).square().mean() / 4)
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
     """alpha 0, actions tanh(mean), one network for acting in both: TD3 without smoothing."""
@@ -337,6 +329,18 @@ def test_the_target_follows_whatever_the_agent_has():
     torch.testing.assert_close(target.encoder.weight.detach(), expected)
 
 
+def test_the_target_networks_do_not_drop_out(monkeypatch):
+    modes, q_losses = set(), td3_sac.q_losses
+
+    def spy(agent, target, *rest):
+        modes.add((agent.training, target.training))
+        return q_losses(agent, target, *rest)
+
+    monkeypatch.setattr(td3_sac, "q_losses", spy)
+    train(td3_sac, **TINY | {"total_timesteps": 60})
+    assert modes == {(True, False)}
+
+
 def test_a_temperature_that_is_given_stays():
     agent, _, curves = updated(alpha=0.25)
     assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25
@@ -345,10 +349,10 @@ def test_a_temperature_that_is_given_stays():
 
 @pytest.mark.parametrize("alpha", [0.25, 0.0])
 def test_a_temperature_that_is_given_counts_whatever_the_first_weights_have(alpha):
-    run = train(td3_sac, **TINY | {"total_timesteps": 100}, alpha=0.75)
+    run = train(td3_sac, **TINY | {"total_timesteps": 60}, alpha=0.75)
     run.save()
     settings = {"alpha": alpha, "init_weights": str(run.folder / "weights.npz")}
-    run = train(td3_sac, **TINY, **settings)
+    run = train(td3_sac, **TINY | {"total_timesteps": 100}, **settings)
     assert set(curves(run)["losses/alpha"].values()) == {alpha}
 
 

@@ -407,48 +407,6 @@ def test_without_annealing_a_schedule_that_a_reader_adds_counts(script, monkeypa
     assert rates == pytest.approx([4e-3 / 2**k for k in range(len(rates))]) and len(rates) > 7
 
 
-def test_a_misspelt_part_is_refused():
-    run = small(ppo)
-    with pytest.raises(TypeError, match="optimiser"):
-        ppo.train(run.args, run, optimiser=None)
-
-
-@pytest.mark.parametrize("anneal_lr", [True, False])
-def test_a_group_with_a_learning_rate_of_its_own_keeps_its_own_start(monkeypatch, anneal_lr):
-    """Of an optimizer that a variant brings to ppo.train; also where it goes on after a resume."""
-    rates, step = [], torch.optim.AdamW.step
-
-    def spy(self):
-        rates.append([group["lr"] for group in self.param_groups])
-        step(self)
-
-    def optimizer_of(agent):
-        groups = [{"params": agent.actor.parameters(), "lr": 7e-3}]
-        groups.append({"params": agent.critic.parameters()})
-        return torch.optim.AdamW(groups, lr=2e-3)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    settings = dict(update_epochs=1, anneal_lr=anneal_lr, checkpoint_frequency=40)
-    run = small(ppo, **settings)
-    ppo.train(run.args, run, optimizer=optimizer_of(run.agent))
-    shares = [1 - t / 80 if anneal_lr else 1 for t in range(0, 80, 10)]
-    by_hand = [[7e-3 * share, 2e-3 * share] for share in shares]
-    np.testing.assert_allclose(rates, by_hand)
-    rate = curves(run)["charts/learning_rate"]
-    assert list(rate.values()) == pytest.approx([first for first, _ in by_hand])
-
-    stopped_at_40 = stopped(small(ppo, **settings), with_optimizer(optimizer_of), after=39)
-    rates.clear()
-    again = small(ppo, **settings, resume=str(stopped_at_40.folder))
-    ppo.train(again.args, again, optimizer=optimizer_of(again.agent))
-    np.testing.assert_allclose(rates, by_hand[4:])
-    assert again.hash() == run.hash()
-
-
-def with_optimizer(optimizer_of):
-    return lambda args, run: ppo.train(args, run, optimizer=optimizer_of(run.agent))
-
-
 def gradient_of(loss, module):
     gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     return torch.cat([gradient.flatten() for gradient in gradients])
@@ -568,7 +526,6 @@ def test_evaluations_come_when_they_are_due(monkeypatch, script):
 
 def test_tensorboard_drops_what_a_killed_run_logged_after_its_checkpoint():
     run = stopped(small(ppo, checkpoint_frequency=40), ppo.train, after=59)
-    run.writer.close()
     time.sleep(1)  # files are read in the order of their names, which begin with a second
     trained(ppo, checkpoint_frequency=40, resume=str(run.folder)).writer.close()
     events = EventAccumulator(str(run.folder)).Reload()

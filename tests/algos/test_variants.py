@@ -1,97 +1,13 @@
-"""Variants as runs: one that a reader might write, and what all those of algos/ promise."""
+"""Variants as runs: what all those of algos/ promise, and the defaults that their page says."""
 
 import importlib
+import re
 from pathlib import Path
 
 import numpy as np
-import ppo
 import pytest
-from conftest import only_run, parse, scalars, stopped, train_function
+from conftest import ROOT, VARIANTS, parse, scalars, stopped, train_function
 from load import parts_of
-
-VARIANT = '''"""PPO whose values are kept small.
-
-A whole variant.
-"""
-
-from dataclasses import dataclass
-from functools import partial
-
-import ppo
-
-
-@dataclass
-class Args(ppo.RunArgs):
-    value_decay: float = 0.5  # Weight of the mean squared value.
-
-
-def loss(agent, minibatch, args, clip_coef):
-    loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
-    square = agent.value(agent.features(minibatch["obs"])).square().mean()
-    return loss + args.value_decay * square, {**terms, "square": square}, log_ratio
-
-
-train = partial(ppo.train, loss_of=loss)
-
-if __name__ == "__main__":
-    ppo.main("decayed", Args, ppo.make_agent, train, ppo.evaluation_policy)
-'''
-
-
-def test_a_variant_brings_its_arguments_and_its_loss_and_uses_the_rest(
-    command, tmp_path, monkeypatch
-):
-    (tmp_path / "decayed.py").write_text(VARIANT)
-    flags = "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 2"
-    plain = command("ppo", flags, "--runs-dir", "plain")
-    variant = tmp_path / "decayed"  # an absolute path
-    same = command(variant, flags, "--value-decay", 0, "--runs-dir", "same")
-    assert same.hash == plain.hash
-    trained = command(variant, flags)
-    assert trained.hash != plain.hash
-    folder = only_run(tmp_path)
-    assert folder.parts[-3:-1] == ("CartPole-v1", "decayed")
-    assert {tag for tag, _ in scalars(folder)} >= {"losses/square", "losses/entropy"}
-
-    evaluated = command(variant, "--evaluate", folder)
-    assert evaluated.line("evaluation") == trained.line("evaluation")
-    assert command("ppo", "--evaluate", folder, ok=False).status == 2
-    shown = command(variant, "--help").out
-    assert "Weight of the mean squared value." in shown
-    assert "PPO whose values are kept small." in shown
-
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("decayed")
-    (tmp_path / "own.toml").write_text("[decayed]\nvalue_decay = 0.25\nnum_envs = 2\n")
-    args = ppo.parse_args("decayed", module.Args, ["--config", "own.toml"])
-    assert (args.value_decay, args.num_envs) == (0.25, 2)
-    args = ppo.parse_args("decayed", module.Args, [*flags.split(), "--runs-dir", "stopped"])
-    run = ppo.Run("decayed", args, ppo.make_agent, ppo.evaluation_policy)
-    stopped(run, module.train, after=1000)
-    assert command(variant, "--resume", run.folder).hash == trained.hash
-
-
-def test_the_policy_of_an_evaluation_may_have_a_memory():
-    """It is made anew for each evaluation, so two of the same agent are the same."""
-    memories = []
-
-    def evaluation_policy(agent, rng, args):
-        memory = {"steps": 0}
-        memories.append(memory)
-
-        def policy(obs):
-            memory["steps"] += 1
-            return np.full(len(obs), memory["steps"] // 3 % 2)
-
-        return policy
-
-    args = ppo.RunArgs(total_timesteps=768, eval_frequency=256, eval_episodes=3)
-    run = ppo.Run("ppo", args, ppo.make_agent, evaluation_policy)
-    ppo.train(args, run)  # evaluates at steps 256 and 512
-    returns = [run.evaluate() for _ in range(2)]
-    assert [memory["steps"] for memory in memories] == [returns[0].max()] * 4
-    np.testing.assert_array_equal(*returns)
-
 
 QUICK = "--total-timesteps 512 --checkpoint-frequency 256 --learning-starts 50 --buffer-size 200 "
 QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
@@ -107,7 +23,6 @@ WORLDS += "2 --total-timesteps 1920 --checkpoint-frequency 576 --eval-episodes 4
 RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
     f"dqn_mask {QUICK} --double --dueling --num-envs 2",
     f"dqn_prioritised {QUICK} --batch-size 101",
-    f"dqn_prioritised {QUICK} --loss mse --num-envs 2 --double",
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
     f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
@@ -129,8 +44,7 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     "--checkpoint-frequency 64 --update-epochs 1 --torch-threads 1 --eval-episodes 1",
     f"ppo_rnd {ON_POLICY}",
     f"td3_sac {CONTINUOUS}",
-    f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2",
-    f"td3_sac {CONTINUOUS} --alpha 0.1 --n-step 3 --num-envs 2",
+    f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2 --alpha 0.1 --n-step 3 --num-envs 2",
 ]
 
 CURVES = {  # of a variant's own
@@ -157,9 +71,7 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, monkeypatch, line):
     assert folder.parts[1:3] == (args.env_id.replace(":", "-"), name)
     run = parent.Run(name, args, *parts)
     start, agent_class = run.hash(), type(run.agent)
-    if hasattr(
-        agent_class, "features"
-    ):  # an edit of ppo's `features` may rely on the axes that it promises
+    if hasattr(agent_class, "features"):  # whose axes an edit of ppo's may rely on
         features, axes = agent_class.features, 1 + len(run.obs_space.shape)
 
         def checked(agent, obs):
@@ -174,18 +86,14 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, monkeypatch, line):
 SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
     "dqn_prioritised --priority-exponent 1.5": "priority_exponent",
-    "dqn_prioritised --importance-exponent 1.5": "importance_exponent",
     "dqn_quantile --kappa 0": "kappa=0.0 must lie between 1e-06 and",
-    "dqn_quantile --kappa 1e38": "kappa",
     "dqn_quantile --importance-exponent 0.9": "no effect with priority_exponent 0",
-    "dqn_quantile --hidden-sizes -1 8": "hidden_sizes=(-1, 8) must lie between 1 and inf",
     "dqn_quantile --n-atoms 0": "n_atoms",
     "dqn_quantile --env-id Pendulum-v1": "Discrete",
     "dqn_apex --num-actors 0": "num_actors=0 must lie between 1 and inf",
     "dqn_apex --fragment-steps 20": "fragment_steps",
     "dqn_apex --total-timesteps 1000 --fragment-steps 48": "fragment_steps",
     "dqn_apex --exploration-steps 500": "epsilon of an actor",
-    "dqn_apex --exploration-fraction 0.5": "epsilon of an actor",
     "dqn_apex --fragment-steps 0": "fragment_steps=0 must lie between 1 and inf",
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
@@ -230,10 +138,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
     "ppo_pqn --env-id Pendulum-v1": "Discrete",
-    "ppo_pqn --gamma 2": "gamma",
     "ppo_pqn --start-e 1.5": "start_e",
-    "ppo_pqn --end-e 1.5": "end_e",
-    "ppo_pqn --exploration-fraction 1.5": "exploration_fraction",
     "ppo_rnd --env-id environments:Colour-v0": "vectors",
     "ppo_seeds --num-seeds 0": "num_seeds=0 must lie between 1 and inf",
     "ppo_seeds --vary hidden_size 8 16": "--vary takes one of learning_rate, gamma",
@@ -241,24 +146,15 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_seeds --vary gamma 0.9 1.1": "gamma=1.1 must lie between 0 and 1",
     "ppo_seeds --vary gamma": "max_grad_norm, then values, not gamma",
     "ppo_seeds --vary": "max_grad_norm, then values, not nothing",
-    "ppo_seeds --vary gamma 1.1 0.9": "gamma=1.1 must lie between 0 and 1",
-    "ppo_seeds --vary learning_rate 1 nan": "learning_rate=nan must lie between 0 and inf",
     "ppo_seeds --target-kl 0.01": "target_kl would end the epochs of all seeds",
     "ppo_seeds --env-id environments:Colour-v0": "ppo_seeds takes vectors, not images",
-    "td3_sac --gamma 2": "gamma",
-    "td3_sac --hidden-sizes 8 0": "hidden_sizes=(8, 0) must lie between 1 and inf",
     "td3_sac --drop 1": "drop",
-    "td3_sac --drop -1": "drop=-1 must lie between 0 and",
-    "td3_sac --quantiles 0": "quantiles",
     "td3_sac --quantiles 5 --drop 5": "drop",
     "td3_sac --alpha -1": "alpha",
-    "td3_sac --alpha inf": "alpha",
-    "td3_sac --target-entropy nan": "target_entropy",
     "td3_sac --target-entropy -inf": "target_entropy",
     "td3_sac --env-id Pendulum-v1 --target-entropy 0.7": "must be less than uniform actions have",
     "td3_sac --alpha 0.1 --target-entropy -2": "has no effect with a constant alpha",
     "td3_sac --env-id CartPole-v1": "Box",
-    "td3_sac --env-id environments:Colour-v0": "Box",
 }
 
 
@@ -274,6 +170,20 @@ def test_what_a_variant_cannot_take_is_said_in_a_line(refused):
     np.savez("nan.npz", observations=np.full((1, 4), np.nan), actions=one)
     said = {line: refused(*line.split(maxsplit=1)) for line in REFUSED}
     assert {line: text for line, text in said.items() if REFUSED[line] not in text} == {}
+
+
+PAGE = (ROOT / "docs" / "variants.md").read_text()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_page_has_the_defaults(name):
+    """Of each flag in a table of the variant's section that has a number behind it."""
+    args = importlib.import_module(name).Args
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    for row in re.findall(r"^\|.*", section, re.MULTILINE):
+        for flag, value in re.findall(r"--([\w-]+) (-?\d[\d.e-]*)", row):
+            default = getattr(args, flag.replace("-", "_"))
+            assert default == pytest.approx(float(value), rel=0.01), flag
 
 
 NOT_OFFERED = {  # flags of its parent that mean nothing to a variant

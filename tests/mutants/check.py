@@ -68,9 +68,8 @@ def broken(mutant: dict) -> str:
     if (count := function.count(mutant["before"])) != 1:
         raise ValueError(f"`before` is {count} times in {mutant['function'] or 'the script'}")
     function = function.replace(mutant["before"], mutant["after"])
-    source = "".join(lines[:first]) + function + "".join(lines[last:])
-    ast.parse(source)
-    return source
+    ast.parse(textwrap.dedent(function))
+    return "".join(lines[:first]) + function + "".join(lines[last:])
 
 
 def run_tests(nodes: list[str], mutant: dict | None = None) -> tuple[int, str]:

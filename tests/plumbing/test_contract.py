@@ -7,6 +7,7 @@ collection or in another.
 import importlib
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, Result, curves, new_run, only_run, stopped, train
+from conftest import ROOT, SCRIPTS, Result, curves, new_run, only_run, stopped, train, wait_for
 from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ SPACES = {  # the scripts that train; of the line with which the others refuse, 
 }
 
 
+@pytest.mark.parametrize("name", ["ppo", "td3"])  # a2c and dqn have the plumbing of ppo
 @pytest.mark.parametrize("env", SPACES)
 def test_spaces_are_as_declared_or_refused(command, refused, tmp_path, env, name):
     trains, message = SPACES[env]
@@ -222,19 +224,6 @@ def test_stacked_colour_and_grey_go_through_the_convolutions():
     assert found == channels
 
 
-def test_the_recipe_for_frame_stacking_works_on_pictures(command, tmp_path):
-    source = (ROOT / "algos" / "ppo.py").read_text()
-    line = "    env = gym.make(env_id, **keywords)\n"
-    assert source.count(line) == 1
-    stack = "    env = gym.wrappers.FrameStackObservation(env, 4)\n"
-    (tmp_path / "stacked.py").write_text(source.replace(line, line + stack))
-    flags = "--env-id environments:ShortCarRacing-v0 --total-timesteps 16 --eval-episodes 1 "
-    flags += "--num-envs 1 --num-steps 16 --update-epochs 1 --torch-threads 1"
-    command(tmp_path / "stacked", flags)
-    with np.load(only_run(tmp_path) / "weights.npz") as weights:
-        assert weights["trunk.0.weight"].shape == (32, 12, 8, 8)
-
-
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_pictures_of_0_and_1_are_not_divided_by_255(name):
     module, hashes = importlib.import_module(name), set()
@@ -367,29 +356,30 @@ def processes(session: int) -> list:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path, end):
-    flags = (
-        "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --total-timesteps 3000000"
-    )
+    """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
+    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
+    flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
+    flags += " --log-frequency 1"
     kwargs = '{"last": 0, "seconds": 0.002}'
     process = start(tmp_path, "ppo", *flags.split(), "--env-kwargs", kwargs)
-    deadline = time.monotonic() + 60
-    while len(processes(process.pid)) < 4:
-        assert process.poll() is None and time.monotonic() < deadline, (
-            tmp_path / "err"
-        ).read_text()
-        time.sleep(0.02)
-    time.sleep(0.5)
+    wait_for(lambda: list(tmp_path.rglob("best.npz")) or process.poll() is not None)
+    started = processes(process.pid)
+    assert len(started) >= 4, (tmp_path / "err").read_text()
+    if end == signal.SIGINT:
+        (events,) = tmp_path.rglob("events.*")
+        size = events.stat().st_size + 20_000
+        for number in map(int, started):
+            if number != process.pid:
+                os.kill(number, end)
+        wait_for(lambda: events.stat().st_size > size or process.poll() is not None)
+        assert process.poll() is None
     process.send_signal(end)
-    process.wait(20)
-    deadline = time.monotonic() + 10
-    while left := processes(process.pid):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    process.wait(300)
+    wait_for(lambda: not processes(process.pid))
     if end == signal.SIGINT:  # nothing of the environments
-        lines = [
-            x for x in (tmp_path / "err").read_text().splitlines() if x and " steps/s" not in x
-        ]
-        assert process.returncode == 130 and len(lines) == 1 and "to resume: " in lines[0], lines
+        said = (tmp_path / "err").read_text()
+        assert process.returncode == 130 and "Traceback" not in said, said
+        assert "\nstopped; to resume: " in said, said
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -397,7 +387,7 @@ def test_a_dead_environment_ends_the_run_with_its_error(tmp_path, kill):
     flags = f"--env-id environments:Failing-v0 --async-envs {COMMON} {SHORT['ppo']}".split()
     kwargs = json.dumps({"kill": kill, "last": 40})
     process = start(tmp_path, "ppo", *flags, "--env-kwargs", kwargs)
-    assert process.wait(60) == 1
+    assert process.wait(300) == 1
     error = (tmp_path / "err").read_text()
     assert ("EOFError" if kill else "RuntimeError: the simulator gave up") in error
     assert error.strip().splitlines()[-1].startswith("to resume: python ")

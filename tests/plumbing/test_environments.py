@@ -168,6 +168,10 @@ def test_lost_lives_end_episodes_but_not_the_score():
     assert lives_lost.max() == 5  # of Breakout's five
     (first,) = np.flatnonzero(done)
     assert [score for score, _ in run.finished] == [scores[first]] and scores[first] > 0
+    while lives_lost.min() < 10:  # until each has played a second game, and one perhaps a third
+        _, _, terminated, _ = run.step(rng.integers(4, size=2))
+        lives_lost += terminated
+        assert len(run.finished) == (lives_lost // 5).sum()
 
 
 def test_atari_games_repeat_from_their_seed_on_any_number_of_threads():

@@ -3,6 +3,8 @@
 All four scripts have the same bytes of it, so ppo.py stands for them here.
 """
 
+import json
+
 import numpy as np
 import ppo
 import pytest
@@ -157,3 +159,56 @@ def test_a_loss_that_is_no_number_stops_the_run(bad):
     end_iteration(run, {"losses/a": 1.0})
     with pytest.raises(FloatingPointError, match="losses/a not finite at step 20"):
         end_iteration(run, {"losses/a": 1.0})
+
+
+def test_every_argument_is_in_the_tab_hparams():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    run = logging_run(seed=7, env_kwargs='{"max_episode_steps": 9}')
+    run.writer.flush()
+    told = EventAccumulator(str(run.folder)).Reload().PluginTagToContent("hparams")
+    found = metadata.parse_session_start_info_plugin_data(*told.values()).hparams
+    found = {name: value.string_value or value.number_value for name, value in found.items()}
+    assert found.keys() == {"algo", *vars(run.args)}
+    assert (found["algo"], found["seed"], found["env_kwargs"]) == ("ppo", 7, run.args.env_kwargs)
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(monkeypatch, tmp_path):
+    done, replace = [], ppo.os.replace
+    monkeypatch.setattr(ppo.os, "fsync", lambda number: done.append("synced"))
+    monkeypatch.setattr(ppo.os, "replace", lambda *paths: done.append("named") or replace(*paths))
+    ppo.write_file(tmp_path / "a", lambda file: done.append("written"))
+    assert done == ["written", "synced", "named"]
+
+
+def test_the_last_evaluation_comes_when_all_else_has_ended(monkeypatch):
+    """The environments are closed by then, since some simulators run only once; what it takes are
+    no seconds of training.
+    """
+    now, order = [1000.0], []
+    monkeypatch.setattr(ppo.time, "perf_counter", lambda: now[0])
+    run = logging_run()
+
+    def evaluate():
+        order.append("evaluated")
+        now[0] += 100
+        return np.ones(3)
+
+    monkeypatch.setattr(run, "evaluate", evaluate)
+    monkeypatch.setattr(run.envs, "close", lambda: order.append("closed"))
+    now[0] += 5
+    run.step_count = 10
+    run.finish()
+    assert order[:2] == ["closed", "evaluated"]
+    assert json.loads((run.folder / "result.json").read_text())["seconds"] == 5
+
+
+def test_only_training_steps_environments_in_processes():
+    for training, kind in ((True, ppo.AsyncEnvs), (False, ppo.SyncEnvs)):
+        envs = ppo.make_envs(ppo.RunArgs(async_envs=True), 2, training)
+        envs.close()
+        assert type(envs) is kind

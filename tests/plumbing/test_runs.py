@@ -241,7 +241,7 @@ def test_what_a_run_leaves_behind(finished, name):
     assert evaluations == {steps // 4, steps // 2, steps * 3 // 4, steps}
     (final,) = points["eval/episodic_return", steps]
     assert final == pytest.approx(saved["eval_return_mean"])
-    assert f" 0/{steps} [" in result.err and result.err.count("\n") <= 3  # in a file rarely a line
+    assert f" 0/{steps} [" in result.err
 
 
 def test_another_process_repeats_the_run_and_its_evaluation(finished, command, name, monkeypatch):

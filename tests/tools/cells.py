@@ -2,10 +2,9 @@
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
-from conftest import ROOT
+from conftest import ROOT, wait_for  # noqa: F401, for tests of tools
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import report
@@ -48,10 +47,3 @@ def copy_tools(folder: Path):
     for name in ("algos", "benchmarks"):
         ignored = shutil.ignore_patterns("results", "__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-
-
-def wait_for(condition):
-    until = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -138,8 +138,6 @@ def test_a_command_parses(document, command, tmp_path, monkeypatch):
         end = flags.index("--") if "--" in flags else len(flags)
         run = module_of(path)
         assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
-    elif path == "benchmarks/maintain/profiled.py":
-        assert flags[0].isdigit() and parse(flags[1], flags[2:])
     elif path == "benchmarks/maintain/trained.py":
         assert len(flags) == 1
     else:

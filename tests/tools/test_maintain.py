@@ -13,10 +13,10 @@ import same_numbers
 
 MAINTAIN = ROOT / "benchmarks" / "maintain"
 WRONG = {
-    "profiled.py 5000 ppo_lstm": "invalid choice: 'ppo_lstm'",
     "trained.py": "the following arguments are required: runs",
     "trained.py nowhere": "nowhere is no folder",
     "until_solved.py": "the following arguments are required: threshold",
+    "mistakes.py no-such-mistake": "no such CSV in docs/pictures/: no-such-mistake",
     "same_numbers.py --jobs 0": "--jobs 0 must be at least 1",
 }
 
@@ -32,17 +32,12 @@ def test_wrong_input_is_refused_with_a_line(words, tmp_path, monkeypatch, capsys
     assert WRONG[words] in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("lacks", [False, True])
-def test_a_name_that_the_file_of_hashes_lacks_is_a_difference(lacks, tmp_path, monkeypatch, capsys):
-    names = ("a", "b")
-    (tmp_path / "old.json").write_text(json.dumps(dict.fromkeys(names[: 2 - lacks], "f00")))
-    monkeypatch.setattr(same_numbers, "commands", lambda only: dict.fromkeys(names, "ppo"))
-    monkeypatch.setattr(same_numbers, "trained", lambda tree, command: ("f00", "5c41"))
-    monkeypatch.setattr(sys, "argv", ["same_numbers.py", "--read", str(tmp_path / "old.json")])
-    with pytest.raises(SystemExit) as exit:
-        same_numbers.main()
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert exit.value.code == lacks and last.endswith("old.json" if lacks else "same")
+def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
+    path = tmp_path / "same.json"
+    for name, *scripts in ("aab", "acd", "bxy", "ade"):
+        same_numbers.record(path, name, "ppo", scripts, "HEAD", "f00")
+    found = {old["name"]: old["scripts"] for old in json.loads(path.read_text())}
+    assert found == {"a": ["c", "d", "e"], "b": ["x", "y"]}
 
 
 def test_targets_of_make_install_what_their_tools_import():
