@@ -1,19 +1,19 @@
-"""PPO by several processes that share every gradient step: on the cores of a machine, on several
-hosts, on several GPUs. torch.distributed starts them and carries what they send each other.
+"""PPO by several processes that take every gradient step together: on the cores of a machine, on
+several hosts, on several GPUs. torch.distributed starts them and carries what they send each other.
 
-Papers    PPO as in ppo.py; averaged gradients: DD-PPO arXiv 1911.00357, which waits for nobody.
+Papers    PPO as in ppo.py; gradients averaged over workers: DD-PPO arXiv 1911.00357.
 Run       python -m torch.distributed.run --nproc-per-node 2 algos/ppo_parallel.py --num-envs 4
-          python algos/ppo_parallel.py                  one process, which is ppo.py to the bit
+          python algos/ppo_parallel.py                  one process, which trains ppo.py's weights
 
 It imports ppo.py, which must lie beside it, and holds only what differs:
-- a rank, as torch calls such a process, has num_envs environments of its own, its own noise and its
-  own minibatches; budgets, frequencies and the curves' x axis count the steps of all ranks;
-- gradients and loss terms become their means over all ranks before ppo.py clips, the KL for
-  target_kl that of all ranks' samples, and the moments that normalise those of what all have seen;
-- advantages are normalised by a rank's own minibatch, as is the custom;
-- rank 0 writes the run folder, evaluates and prints; its curves show the episodes of all ranks;
-- at the start and after every checkpoint all go on from rank 0's state, with generators that follow
-  from the seed, the rank and the step: so a run that is resumed is the run that was not stopped.
+- a rank, as torch calls such a process, has num_envs environments, noise and minibatches of its
+  own; budgets, frequencies and the curves' x axis count the steps of all ranks;
+- gradients become their mean over all ranks before ppo.py clips them, and so do the losses shown;
+- the KL for target_kl, and the moments that normalise, are those of all ranks' samples;
+- advantages are normalised in each rank's own minibatch, as is the custom;
+- rank 0 alone writes the run folder, evaluates and prints; its curves have the episodes of all;
+- at the start and after each checkpoint all go on from rank 0's state, with generators that follow
+  from seed, rank and step: so a run that is resumed ends as one that was never stopped.
 """
 
 import io
@@ -30,14 +30,12 @@ import ppo
 import torch
 import torch.distributed as dist
 
-PATIENCE = timedelta(hours=6)  # of ranks that wait while rank 0 evaluates
-
 
 @dataclass
 class Args(ppo.RunArgs):
     num_envs: int = 8  # Environments of each rank, stepped side by side.
     num_minibatches: int = 1  # Minibatches in one epoch, in each rank.
-    num_ranks: int | None = None  # Processes, all that torch.distributed.run starts; None: those.
+    num_ranks: int | None = None  # Processes that train; None: all that torch has started.
 
     def check(self):
         asked, self.num_ranks = self.num_ranks, 1
@@ -48,9 +46,9 @@ class Args(ppo.RunArgs):
         if not self.evaluate and asked not in (None, self.num_ranks):
             start = f"start it by python -m torch.distributed.run --nproc-per-node {asked}"
             ppo.fail(f"num_ranks={asked}, but there are {self.num_ranks}: {start}")
-        if self.total_timesteps % (num_envs := self.num_envs * self.num_ranks):
-            product = f"num_envs * num_ranks={num_envs}"
-            ppo.fail(f"{product} must divide total_timesteps={self.total_timesteps}")
+        num_envs, steps = self.num_envs * self.num_ranks, self.total_timesteps
+        if steps % num_envs:
+            ppo.fail(f"num_envs * num_ranks={num_envs} must divide total_timesteps={steps}")
         if ":" in self.device and self.num_ranks > 1:
             ppo.fail(f"device={self.device}: each rank takes a GPU of its own, so name none")
 
@@ -63,8 +61,9 @@ def train(args: Args, run: ppo.Run):
     if num_ranks() == 1:
         return ppo.train(args, run)
     if dist.get_rank() == 0:
-        saved = run.folder / "checkpoint.pt"
-        step = torch.load(saved, weights_only=True)["step"] if args.resume else 0
+        step = 0
+        if args.resume:
+            step = torch.load(Path(args.resume, "checkpoint.pt"), weights_only=True)["step"]
         from_rank_0({"args": asdict(args), "step": step})
     from_all(torch.zeros(()))  # all have environments
 
@@ -125,8 +124,7 @@ def from_all(tensor):
 
 def from_rank_0(value=None):
     """What rank 0 gives, on all of them: numbers, texts and tensors, in dicts and lists."""
-    file = io.BytesIO()
-    torch.save(value, file)
+    torch.save(value, file := io.BytesIO())
     message = [file.getvalue()]
     dist.broadcast_object_list(message)
     return torch.load(io.BytesIO(message[0]), map_location="cpu", weights_only=True)
@@ -147,11 +145,10 @@ def share_state(run):
 
 
 def share_episodes(run):
-    """Hands (return, length) of the episodes that ended to rank 0, for its curves."""
-    first = dist.get_rank() == 0
-    lists = [None] * num_ranks() if first else None
-    dist.gather_object([] if first else run.finished, lists)
-    run.finished = [*run.finished, *itertools.chain(*lists)] if first else []
+    """Hands the (return, length) of the episodes that ended to rank 0, for its curves."""
+    lists = [None] * num_ranks() if dist.get_rank() == 0 else None
+    dist.gather_object(run.finished, lists)
+    run.finished = list(itertools.chain(*lists or []))
 
 
 def merged_moments(counts, means, variances):
@@ -220,7 +217,7 @@ def follow():
     own = {"seed": rank_seed(told["args"]["seed"], dist.get_rank())}
     own |= {"resume": None, "init_weights": None, "capture_video": False}  # rank 0 alone reads
     args = Args(**told["args"] | own)
-    args.typed = set()  # here nothing was typed
+    args.typed = set()  # nothing, here
     run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy)
     run.step_count = told["step"]
     train(args, run)
@@ -236,12 +233,12 @@ def join():
     """Meets the others, if torch.distributed.run has started this process. Rank 0 comes back."""
     if "RANK" not in os.environ:
         return
-    num_gpus, backend = torch.cuda.device_count(), "gloo"
+    num_gpus = torch.cuda.device_count()
     if num_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % num_gpus)
-    if num_gpus >= int(os.environ["LOCAL_WORLD_SIZE"]):  # nccl takes one rank on each GPU
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=PATIENCE)
+    one_each = num_gpus >= int(os.environ["LOCAL_WORLD_SIZE"])  # as nccl demands
+    backend = "cpu:gloo,cuda:nccl" if one_each else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=6))  # while rank 0 evaluates
     if dist.get_rank() > 0:
         follow()
         sys.exit()
