@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT, Result, env_seeds, only_run, parse, scalars
 from torch import nn
+from torch.distributed.run import get_args_parser
 
 PENDULUM = "--env-id Pendulum-v1 --num-envs 3 --num-steps 10 --num-minibatches 2 --norm-obs "
 PENDULUM += "--norm-reward --update-epochs 3 --eval-episodes 2 --checkpoint-frequency 100"
@@ -37,14 +38,14 @@ def on_ranks(tmp_path_factory):
     """
     children = {}
 
-    def call(n, function, group=True):
+    def call(n, function, group=True, seconds=SECONDS):
         folder = tmp_path_factory.mktemp("ranks")
         for rank in range(n):
             child = os.fork()
             if child == 0:
                 os._exit(in_child(folder, rank, n, function, group))
             children[child] = rank
-        deadline, statuses = time.monotonic() + SECONDS, {}
+        deadline, statuses = time.monotonic() + seconds, {}
         while children:
             assert time.monotonic() < deadline, f"ranks wait for each other: {children}"
             time.sleep(0.01)
@@ -405,6 +406,25 @@ def test_a_run_of_several_ranks_is_resumed_by_as_many_and_evaluated_by_one(
     (folder / "checkpoint.pt").touch()
     result = command("ppo_parallel", "--resume", folder, ok=False)
     assert result.status == 2 and "num_ranks=2, but there are 1" in result.err
+
+
+def test_commands_of_the_page_parse():
+    text = (ROOT / "docs" / "variants.md").read_text()
+    text += (ROOT / "algos" / "ppo_parallel.py").read_text()
+    text += (ROOT / "benchmarks" / "variants.toml").read_text().replace("\n# ", " ")
+    found = re.findall(r"-m torch.distributed.run (--.*?ppo_parallel.py.*)", text)
+    assert len(found) >= 7
+    for command in found:
+        words = get_args_parser().parse_args(command.split())
+        assert (ROOT / words.training_script).exists()
+        if "--resume" not in command:
+            parse(ppo_parallel, words.training_script_args)
+
+
+@pytest.mark.slow
+def test_two_ranks_solve_cartpole(on_ranks):
+    found = on_ranks(2, trained("--num-envs 4", lambda run: run.evaluate().mean()), seconds=900)
+    assert min(found) > 475
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
