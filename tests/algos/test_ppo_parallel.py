@@ -33,12 +33,12 @@ SECONDS = 120  # after which ranks that wait for each other are ended
 
 @pytest.fixture
 def on_ranks(tmp_path_factory):
-    """on_ranks(n, function) calls function(rank) in n processes: what each gives back, or a Result
-    with a status that is not 0. With group=False they do not meet before the call.
+    """on_ranks(n, function) calls function(rank) in n processes: what each gives back, or where it
+    ends by an error or by sys.exit, a Result. With group=False they do not meet before the call.
     """
     children = {}
 
-    def call(n, function, group=True, seconds=SECONDS):
+    def call(n, function, group=True, ok=True, seconds=SECONDS):
         folder = tmp_path_factory.mktemp("ranks")
         for rank in range(n):
             child = os.fork()
@@ -54,7 +54,9 @@ def on_ranks(tmp_path_factory):
                 if ended:
                     statuses[rank] = os.waitstatus_to_exitcode(status)
                     del children[child]
-        return [result(folder, rank, statuses[rank]) for rank in range(n)]
+        results = [result(folder, rank, statuses[rank]) for rank in range(n)]
+        assert not (ok and any(statuses.values())), [getattr(x, "err", x) for x in results]
+        return results
 
     yield call
     for child in children:
@@ -314,7 +316,7 @@ def test_ranks_that_lose_one_end_and_resume_to_the_same_hash(on_ranks, tmp_path)
         ppo.update = dies
         trained(f"{flags} --exp-name killed")(rank)
 
-    first, second = on_ranks(2, killed)
+    first, second = on_ranks(2, killed, ok=False)
     assert (first.status, second.status) == (1, -signal.SIGKILL) and "RuntimeError" in first.err
     (folder,) = tmp_path.glob("runs/*/*/killed-*")
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] == 240
@@ -337,7 +339,7 @@ def test_a_loss_that_is_not_finite_in_one_rank_ends_all_before_a_checkpoint(on_r
         flags = "--num-envs 4 --num-steps 16 --checkpoint-frequency 256 --total-timesteps 512"
         trained(flags)(rank)
 
-    results = on_ranks(2, broken)
+    results = on_ranks(2, broken, ok=False)
     assert "losses/policy_loss not finite at step 256" in results[0].err
     saved = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)
     assert saved["step"] == 0 and results[1].status == 1
@@ -381,7 +383,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("flags", REFUSED)
 def test_what_it_cannot_take_is_said_once_and_in_a_line(on_ranks, tmp_path, flags):
-    first, second = on_ranks(2, script(flags), group=False)
+    first, second = on_ranks(2, script(flags), group=False, ok=False)
     assert first.status == 2 and first.err.count("\n") == 1 and REFUSED[flags] in first.err
     assert (second.status, second.out, second.err) == (0, "", "")
     assert not list(tmp_path.iterdir())
