@@ -117,7 +117,8 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
 
         agent.eval()  # dropout, for example, is for learning alone
         buffer = RolloutBuffer()
-        for _ in range(min(args.num_steps, (args.total_timesteps - step) // args.num_envs)):
+        steps_left = (args.total_timesteps - step) * args.num_steps // args.iteration_steps
+        for _ in range(min(args.num_steps, steps_left)):
             buffer.add(**collect(agent, run, args))
         batch, running_returns = make_batch(agent, buffer, args, running_returns)
 
