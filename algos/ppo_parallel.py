@@ -23,7 +23,6 @@ import signal
 import sys
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import ppo
@@ -38,7 +37,8 @@ class Args(ppo.RunArgs):
     num_ranks: int | None = None  # Processes that train; None: all that torch has started.
 
     def check(self):
-        asked, self.num_ranks = self.num_ranks, 1
+        asked = self.num_ranks
+        self.num_ranks = 1
         super().check()  # of one rank
         self.num_ranks = num_ranks()
         if self.evaluate and self.num_ranks > 1:
@@ -46,7 +46,8 @@ class Args(ppo.RunArgs):
         if not self.evaluate and asked not in (None, self.num_ranks):
             start = f"start it by python -m torch.distributed.run --nproc-per-node {asked}"
             ppo.fail(f"num_ranks={asked}, but there are {self.num_ranks}: {start}")
-        num_envs, steps = self.num_envs * self.num_ranks, self.total_timesteps
+        num_envs = self.num_envs * self.num_ranks
+        steps = self.total_timesteps
         if steps % num_envs:
             ppo.fail(f"num_envs * num_ranks={num_envs} must divide total_timesteps={steps}")
         if ":" in self.device and self.num_ranks > 1:
@@ -61,10 +62,7 @@ def train(args: Args, run: ppo.Run):
     if num_ranks() == 1:
         return ppo.train(args, run)
     if dist.get_rank() == 0:
-        step = 0
-        if args.resume:
-            step = torch.load(Path(args.resume, "checkpoint.pt"), weights_only=True)["step"]
-        from_rank_0({"args": asdict(args), "step": step})
+        from_rank_0({"args": asdict(args), "step": run.step_count})
     from_all(torch.zeros(()))  # all have environments
 
     def collect(agent, run, args):
@@ -97,7 +95,9 @@ class SharedLoss:
     """
 
     def __init__(self, agent, loss, terms: list):
-        self.agent, self.loss, self.terms = agent, loss, terms
+        self.agent = agent
+        self.loss = loss
+        self.terms = terms
 
     def backward(self):
         self.loss.backward()
@@ -195,12 +195,17 @@ def make_agent(args, obs_space, action_space):
 class FollowingRun(ppo.Run):
     """Of a rank but the first: the same training, without a folder, a curve or an evaluation."""
 
-    def make_folder(self):
-        return Path(os.devnull)
+    def prepare(self, make_agent):
+        self.step_count = (
+            self.args.first_step
+        )  # environments are made with seeds that follow from it
+        super().prepare(make_agent)
 
     def start(self, **parts):
         self.parts = parts
-        self.obs, self.infos = ppo.reset(self.envs, self.args.seed, self.step_count)
+        self.obs, infos = ppo.reset(self.envs, self.args.seed, self.step_count)
+        self.infos = ppo.of_each(infos, self.args.num_envs)
+        self.next_infos = self.infos
         return self.step_count
 
     def end_iteration(self, scalars):
@@ -217,11 +222,12 @@ def follow():
     own = {"seed": rank_seed(told["args"]["seed"], dist.get_rank())}
     own |= {"resume": None, "init_weights": None, "capture_video": False}  # rank 0 alone reads
     args = Args(**told["args"] | own)
-    args.typed = set()  # nothing, here
+    args.first_step = told["step"]
     run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy)
-    run.step_count = told["step"]
-    train(args, run)
-    run.envs.close()
+    try:
+        train(args, run)
+    finally:
+        run.close()
 
 
 def rank_seed(seed: int, rank: int) -> int:
