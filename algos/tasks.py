@@ -336,8 +336,9 @@ class Doors(gym.Env):
         return self.observe(), reward, False, False, {}  # a time limit ends the episode
 
 
-for name, shown in (("Doors", None), ("DoorsPicture", "picture"), ("DoorsPosition", "position")):
-    gym.register(f"{name}-v0", Doors, max_episode_steps=10, kwargs={"shown": shown})
+gym.register("Doors-v0", Doors, max_episode_steps=10)
+gym.register("DoorsPicture-v0", Doors, max_episode_steps=10, kwargs={"shown": "picture"})
+gym.register("DoorsPosition-v0", Doors, max_episode_steps=10, kwargs={"shown": "position"})
 
 
 class Golf(gym.Env):
@@ -369,5 +370,6 @@ class Golf(gym.Env):
         return self.flag, float(reward), True, False, {}
 
 
-for name, only in (("Golf", None), ("GolfClub", "club"), ("GolfSwing", "swing")):
-    gym.register(f"{name}-v0", Golf, kwargs={"only": only})
+gym.register("Golf-v0", Golf)
+gym.register("GolfClub-v0", Golf, kwargs={"only": "club"})
+gym.register("GolfSwing-v0", Golf, kwargs={"only": "swing"})

@@ -100,7 +100,6 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --start-e 2": "start_e=2.0 must lie between 0 and 1",
     "ppo_dict --env-id environments:Colour-v0": "must be a Dict or Tuple of images and vectors",
     "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple of images and vectors",
-    "ppo_dict --bf16": "bf16",
     "ppo_hybrid --env-id environments:Switches-v0": "Discrete and Box of real numbers",
     "ppo_hybrid --env-id environments:WholeNumbers-v0": "Discrete and Box of real numbers",
     "ppo_imitation": "needs demonstrations",
@@ -188,6 +187,7 @@ def test_the_page_has_the_defaults(name):
 
 NOT_OFFERED = {  # flags of its parent that mean nothing to a variant
     "dqn_quantile": ["--v-min 0", "--v-max 9", "--loss mse"],
+    "ppo_dict": ["--bf16"],
     "ppo_pqn": ["--clip-coef 0.1", "--ent-coef 0.1", "--vf-coef 0.1", "--target-kl 0.1",
         "--log-std-init 0.1", "--norm-adv", "--anneal-clip", "--clip-vloss"],
     "td3_sac": ["--policy-noise 0.2", "--exploration-noise 0.1", "--no-twin",
