@@ -433,7 +433,8 @@ def mlp(num_inputs: int, hidden_size: int, activation: str, num_outputs: int, ga
 def nature_cnn(image_shape: tuple):
     """Image to 512 features: the convolutions of the Nature DQN, doi 10.1038/nature14236."""
     if min(image_shape[1:]) < 36:
-        fail(f"images of {image_shape} are too small for three convolutions: at least 36 x 36")
+        flat = "or gym.wrappers.FlattenObservation in make_env"
+        fail(f"images of {image_shape} are too small for convolutions: 36 x 36 at least, {flat}")
     layers = []
     sizes = (image_shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)
     for channels_in, channels_out, kernel_size, stride in sizes:
@@ -487,7 +488,7 @@ def make_env(env_id: str, **keywords):
     before_making(env_id)
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    if not (space.dtype == np.uint8 and len(space.shape) > 1):
+    if space.dtype != np.uint8 or len(space.shape) < 2 or 0 in space.shape:
         return as_vectors(env)
     shape = channels_first(np.zeros(space.shape, np.uint8)).shape
     space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
@@ -774,7 +775,7 @@ def why_no_vector(space, alone: bool) -> str:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
     if picture and len(shape) == 3 and not small_numbers:
         return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
-    if small_numbers and len(shape) > 1 and alone:
+    if small_numbers and len(shape) > 1 and alone and 0 not in shape:
         return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
     return ""
 
@@ -1186,11 +1187,16 @@ class Run:
         if not path.exists():
             return
         about = json.loads(path.read_text("utf-8-sig"))
-        now = versions(type(self.args))
-        trained_by = [about, *about.get("resumed", [])][-1].get("versions", {})
-        other = [name for name, value in now.items() if trained_by.get(name) != value]
+        trained = [about, *about.get("resumed", [])]
+        other = []
+        for name, here in versions(type(self.args)).items():
+            there = {part.get("versions", {}).get(name, here) for part in trained} - {here}
+            if there and name == "script":
+                other.append("another version of its script")
+            elif there:
+                other.append(f"{name} {' and '.join(sorted(there))}, not {here}")
         if other:
-            print(f"{self.folder} was trained with another {', '.join(other)}", file=sys.stderr)
+            print(f"{self.folder} was trained with {'; '.join(other)}", file=sys.stderr)
 
     def make_folder(self) -> Path:
         """A new folder, numbered where runs of one seed start in the same second."""
@@ -1221,7 +1227,8 @@ class Run:
         args = self.args
         self.parts = parts
         self.started = time.perf_counter()
-        resumed, self.saved = self.saved, None
+        resumed = self.saved
+        self.saved = None  # it may be large
         if resumed:
             for name, part in parts.items():
                 if name not in resumed["parts"]:
@@ -1285,13 +1292,12 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, and not by a checkpoint
-        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
-        if len(self.ended):
+        if len(ended):
             next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
-        for i in self.ended:
+        for i in ended:
             next_obs[i] = infos["final_obs"][i]
             self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))
@@ -1488,12 +1494,14 @@ def progress_bar(**settings):
 
 @contextlib.contextmanager
 def generators_restored():
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    of_torch = torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
 
 

@@ -172,13 +172,9 @@ class Actor(dqn.Run):
         self.index = index
         self.obs_space = obs_space
         self.make_envs = dqn.make_envs
-        self.envs = None
+        self.envs = self.writer = self.bar = self.lock = None  # what dqn.Run.close looks at
         self.agent = dqn.make_agent(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
-
-    def close(self):
-        if self.envs is not None:
-            self.envs.close()
 
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
         """A fragment, as what ReplayBuffer.add takes; the sizes of their TD errors, (steps, envs);

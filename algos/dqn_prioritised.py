@@ -32,7 +32,7 @@ class Args(dqn.RunArgs):
         super().check()
         dqn.require_range(self, "priority_exponent importance_exponent", high=1)
         if self.priority_exponent == 0:
-            dqn.refuse_typed(self, "importance_exponent", "without priority_exponent")
+            dqn.refuse_typed(self, "importance_exponent", "with priority_exponent 0")
 
 
 def train(args: Args, run: dqn.Run):

@@ -9,6 +9,7 @@ obs, rewards, terminated, truncated, infos = envs.step(policy(obs))
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,9 +23,11 @@ def load(path, num_envs: int = 1, **keywords):
     to actions, (num_envs, ...) each, and as many environments (see make_envs in ppo.py; num_envs of
     ppo_multi are rows, in whole worlds), made with keywords such as render_mode="human". A policy
     may remember: load it anew for new episodes.
+
+    Of what the folder names only the environment is executed: its module is imported.
     """
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
-    name = json.loads((folder / "args.json").read_text("utf-8-sig"))["algo"]
+    name = algo_of(folder)
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
@@ -35,8 +38,25 @@ def load(path, num_envs: int = 1, **keywords):
     return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs
 
 
+def refuse(text):
+    """As the scripts do: one line, and exit status 2."""
+    print(f"load: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def algo_of(folder: Path) -> str:
+    """The name of a run's script."""
+    path = folder / "args.json"
+    try:
+        return json.loads(path.read_text("utf-8-sig"))["algo"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        refuse(f"{path}: {type(error).__name__}: {error}")
+
+
 def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
+    if not is_script(name):
+        refuse(f"no script beside {Path(__file__).name} is named {name!r}")
     module = importlib.import_module(name)
     if hasattr(module, "Run"):  # a script, or a copy of one
         parent = module
@@ -46,3 +66,12 @@ def parts_of(name: str):
     args_class = parent.RunArgs if module is parent else module.Args
     names = "make_agent", "evaluation_policy", "make_envs"
     return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)
+
+
+def is_script(name) -> bool:
+    """Whether a file beside this one has this name and calls main; nothing else is imported."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
+        return False
+    path = Path(__file__).with_name(f"{name}.py")
+    call = re.compile(r"^    (\w+\.)?main\(", re.MULTILINE)
+    return path.is_file() and bool(call.search(path.read_text("utf-8")))

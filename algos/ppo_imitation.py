@@ -50,6 +50,9 @@ class Args(ppo.RunArgs):
             path = Path(self.save_episodes)
             if path.is_dir() or not os.access(path.parent, os.W_OK):
                 ppo.fail(f"save_episodes={path} must be a file, in a folder that can be written to")
+        if self.imitation_coef == 0:
+            without = "demonstrations imitation_steps imitation_batch_size"
+            ppo.refuse_typed(self, without, "with imitation_coef 0")
         if self.imitation_coef > 0 and not (self.demonstrations or self.evaluate):
             ppo.fail("ppo_imitation needs demonstrations, or imitation_coef 0")
 
@@ -146,7 +149,7 @@ class RecordingEnvs(gym.vector.VectorWrapper):
 
     def close(self, **keywords):
         super().close(**keywords)
-        if not self.played:
+        if not self.played or sys.exc_info()[0]:  # nothing of an evaluation that was interrupted
             return
         columns = [np.stack(column) for column in zip(*self.played, strict=True)]
         terminated, truncated = columns[3:]

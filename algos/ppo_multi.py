@@ -84,12 +84,15 @@ def train(args: Args, run: ppo.Run):  # as ppo's, of each policy by itself
 
 def collect_step(agents, run, args):
     """ppo's, and who was `alive` to act, (rows,). Logs the returns of each agent."""
-    alive, finished = run.envs.alive, len(run.finished)
+    worlds = run.envs  # at a checkpoint others take their place
+    alive = worlds.alive
+    finished = len(run.finished)
     transition = ppo.collect_step(agents, run, args)
     run.lengths[~alive] = 0  # the dead only wait
-    for row, (total, _) in zip(run.ended, run.finished[finished:], strict=True):
+    ended = np.flatnonzero(worlds.ended)
+    for row, (total, _) in zip(ended, run.finished[finished:], strict=True):
         # where one wins what another loses, the mean of all says nothing
-        run.log({f"charts/episodic_return/{run.envs.agents[row % agents.num_agents]}": total})
+        run.log({f"charts/episodic_return/{worlds.agents[row % agents.num_agents]}": total})
     return transition | {"alive": alive}
 
 
@@ -219,9 +222,9 @@ class Worlds:
             infos += self.heard(said)
             alive += [agent in there for agent in self.agents]
         self.alive = np.array(alive)
-        ended = terminated | truncated
+        self.ended = terminated | truncated  # (rows,): whose episode ended in this step
         infos = dict(enumerate(infos), final_info=dict(enumerate(last_infos)))
-        infos |= {"_final_obs": ended, "final_obs": np.concatenate(last_obs)}
+        infos |= {"_final_obs": self.ended, "final_obs": np.concatenate(last_obs)}
         return np.concatenate(obs), rewards, terminated, truncated, infos
 
     def close(self):
@@ -252,10 +255,7 @@ def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
     keywords |= {} if args.num_agents is None else {"num_agents": args.num_agents}
     make = maker(args.env_id)
-    try:
-        keywords |= {**json.loads(args.env_kwargs)}
-    except (ValueError, TypeError):
-        ppo.fail(f"env_kwargs={args.env_kwargs} must be a JSON object: names and values")
+    keywords |= json.loads(args.env_kwargs)
     try:
         first = make(**keywords)
     except TypeError as error:

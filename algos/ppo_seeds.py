@@ -42,6 +42,7 @@ class Args(ppo.RunArgs):
             if field not in VARIED or not values:
                 words = " ".join(self.vary) or "nothing"
                 ppo.fail(f"--vary takes one of {', '.join(VARIED)}, then values, not {words}")
+            ppo.refuse_typed(self, field, f"with vary {field}")
             try:
                 for value in reversed(values):  # the first one is that of this run folder
                     setattr(self, field, float(value))
@@ -56,15 +57,13 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 def train(args: Args, run: ppo.Run):
     seeds = [Seed(0, run)]  # whose folder is there now; the others' begin with its name
     runs, folders = make_runs(args, run)
-    try:
+    with contextlib.ExitStack() as stack:
         for place in list(runs)[1:]:
+            stack.callback(runs[place].close)  # ppo.main closes the first
             seeds.append(Seed(place, runs[place]))
             seeds[-1].run.bar.close()
         learn(args, seeds)
         report(list(runs.values()), folders)
-    finally:  # main closes the first
-        for other in list(runs.values())[1:]:
-            other.close()
 
 
 def learn(args: Args, seeds: list):

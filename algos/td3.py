@@ -592,7 +592,7 @@ def why_no_vector(space, alone: bool) -> str:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
     if picture and len(shape) == 3 and not small_numbers:
         return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
-    if small_numbers and len(shape) > 1 and alone:
+    if small_numbers and len(shape) > 1 and alone and 0 not in shape:
         return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
     return ""
 
@@ -1004,11 +1004,16 @@ class Run:
         if not path.exists():
             return
         about = json.loads(path.read_text("utf-8-sig"))
-        now = versions(type(self.args))
-        trained_by = [about, *about.get("resumed", [])][-1].get("versions", {})
-        other = [name for name, value in now.items() if trained_by.get(name) != value]
+        trained = [about, *about.get("resumed", [])]
+        other = []
+        for name, here in versions(type(self.args)).items():
+            there = {part.get("versions", {}).get(name, here) for part in trained} - {here}
+            if there and name == "script":
+                other.append("another version of its script")
+            elif there:
+                other.append(f"{name} {' and '.join(sorted(there))}, not {here}")
         if other:
-            print(f"{self.folder} was trained with another {', '.join(other)}", file=sys.stderr)
+            print(f"{self.folder} was trained with {'; '.join(other)}", file=sys.stderr)
 
     def make_folder(self) -> Path:
         """A new folder, numbered where runs of one seed start in the same second."""
@@ -1039,7 +1044,8 @@ class Run:
         args = self.args
         self.parts = parts
         self.started = time.perf_counter()
-        resumed, self.saved = self.saved, None
+        resumed = self.saved
+        self.saved = None  # it may be large
         if resumed:
             for name, part in parts.items():
                 if name not in resumed["parts"]:
@@ -1103,13 +1109,12 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, and not by a checkpoint
-        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
-        if len(self.ended):
+        if len(ended):
             next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
-        for i in self.ended:
+        for i in ended:
             next_obs[i] = infos["final_obs"][i]
             self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))
@@ -1306,12 +1311,14 @@ def progress_bar(**settings):
 
 @contextlib.contextmanager
 def generators_restored():
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    of_torch = torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
 
 

@@ -3,18 +3,20 @@ curves, and where each run lies among the seeds in benchmarks/results/.
 
     python benchmarks/compare.py RUN RUN                   and compare.png beside the first of them
     python benchmarks/compare.py RUN --picture mine.png    elsewhere
+    python benchmarks/compare.py RUN --random              plays random episodes, to compare with
 
-Exit status: 0, or 2 for wrong input.
+Nothing that a folder names is executed, but by --random, which makes the run's environment. Exit
+status: 0, or 2 for wrong input.
 """
 
 import contextlib
-import io
 import itertools
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from zipfile import BadZipFile
 
 import gymnasium as gym
 import numpy as np
@@ -39,6 +41,7 @@ class AnyRun:
     scalars: dict
     points: list  # of training_episodes
     finished: bool  # for all that one can see
+    resumed: list = field(default_factory=list)  # (step, versions), each time
 
     @property
     def env_id(self) -> str:
@@ -47,7 +50,7 @@ class AnyRun:
     @property
     def text(self) -> dict:
         """Arguments and versions as text, as far as it can be read beside others."""
-        versions = {name: value[:12] for name, value in self.versions.items()}
+        versions = {name: str(value)[:12] for name, value in self.versions.items()}
         return {name: str(value) for name, value in (self.args | versions).items()}
 
 
@@ -58,9 +61,10 @@ def read_any_run(folder: Path) -> AnyRun:
     if ours := (folder / "args.json").exists():
         try:
             saved = report.read_json(folder / "args.json")
-            args, algo = saved["args"], saved["algo"]
-            versions, command = saved.get("versions", {}), saved.get("command", "")
-        except (ValueError, KeyError, TypeError) as error:
+            args, algo = dict(saved["args"]), str(saved["algo"])
+            versions, command = dict(saved.get("versions", {})), str(saved.get("command", ""))
+            resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
         finished = (folder / "result.json").exists()
     elif "hyperparameters/text_summary" not in texts:
@@ -68,13 +72,18 @@ def read_any_run(folder: Path) -> AnyRun:
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts["hyperparameters/text_summary"].splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
-        algo, versions, command = args.get("exp_name", folder.name), {}, ""
+        algo, versions, command, resumed = args.get("exp_name", folder.name), {}, "", []
         last = max(step for points in scalars.values() for step, _ in points)
         # its last episode ends a little before the budget does
         finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
+    try:
+        for name in ("total_timesteps", "num_envs", "gamma"):
+            float(args.get(name, 1))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder} has no number as {name}: {error}") from None
     points = report.training_episodes(scalars, one_a_point=not ours)
-    return AnyRun(folder, algo, args, versions, command, scalars, points, finished)
+    return AnyRun(folder, algo, args, versions, command, scalars, points, finished, resumed)
 
 
 # Beside other runs --------------------------------------------------------------------------------
@@ -95,6 +104,19 @@ def print_differences(runs: list[AnyRun]):
     print()
 
 
+def resumed_otherwise(run: AnyRun) -> list[str]:
+    """A sentence for each time that a run was resumed with another script or package."""
+    before, lines = run.versions, []
+    for step, versions in run.resumed:
+        names = [name for name in before if versions.get(name, before[name]) != before[name]]
+        pairs = [(name, str(versions[name])[:12], str(before[name])[:12]) for name in names]
+        changed = "; ".join(f"{name} {now}, not {earlier}" for name, now, earlier in pairs)
+        if changed:
+            lines.append(f"resumed at step {step:,} with {changed}")
+        before = before | versions
+    return lines
+
+
 def place(value: float, cell: Cell, protocol: str) -> str:
     """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
     value, seeds = float(f"{value:.6g}"), cell.values(protocol)  # as in the CSV
@@ -105,6 +127,37 @@ def place(value: float, cell: Cell, protocol: str) -> str:
         text = f"it lies outside of them, as {2 / (n + 1):.0%} of all runs do by chance"
     among = f"{report.count_seeds(n)} of [{cell.table}] reached {number(low)} to {number(high)}"
     return f"{protocol} return {number(value)}: {among}; {text}"
+
+
+def along(run: AnyRun, cell: Cell) -> list[str]:
+    """Where a run's training curve lies among those of a cell's seeds, at each hundredth of
+    training in which all have a return: a sentence; none for fewer than three seeds.
+    """
+    steps, seeds = cell.curve("training")  # (steps,), (seeds, steps)
+    own = report.windows(run.points, cell.about["steps"]) if run.points else {}
+    shared = np.array([step in own for step in steps], np.bool_)
+    n = len(seeds)
+    if n < report.MIN_SEEDS or not shared.any():
+        return []
+    steps, seeds = steps[shared], seeds[:, shared]
+    values = np.array([float(f"{own[step]:.6g}") for step in steps])  # as in the CSV
+    sides = {"below": values < seeds.min(axis=0), "above": values > seeds.max(axis=0)}
+    parts = [f"among them at {1 - sum(sides.values()).mean():.0%} of {len(steps)} points"]
+    for side, outside in sides.items():
+        if outside.any():
+            first, last = longest(outside)
+            where = f"from step {steps[first]:,} to" if last > first else "at step"
+            where = f"longest {where} {steps[last]:,}"
+            parts.append(f"{side} them at {outside.mean():.0%} ({where})")
+    by_chance = f"by chance one more seed is outside at {2 / (n + 1):.0%}"
+    return [f"training curve beside {n} seeds of [{cell.table}]: {', '.join(parts)}; {by_chance}"]
+
+
+def longest(flags) -> tuple[int, int]:
+    """The first and the last index of the longest stretch that is true."""
+    edges = np.flatnonzero(np.diff(np.r_[False, flags, False])).reshape(-1, 2)  # [first, behind)
+    first, behind = max(edges.tolist(), key=lambda edge: edge[1] - edge[0])
+    return first, behind - 1
 
 
 def other_settings(run: AnyRun, cell: Cell) -> str:
@@ -141,6 +194,7 @@ def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
             continue
         known = {k: v for k, v in ends.items() if np.isfinite([v, *cell.values(k)]).all()}
         lines += [place(value, cell, protocol) for protocol, value in known.items()]
+        lines += along(run, cell)
     return lines or others
 
 
@@ -153,8 +207,11 @@ def least_entropy(run: AnyRun) -> float:
     """
     arrays = {}
     if (path := run.folder / "weights.npz").exists():
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file}
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
     if "log_std" in arrays:
         return arrays["log_std"].size * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))
     if "continuous" in run.algo:  # CleanRL's, which does not tell the number of dimensions
@@ -184,26 +241,44 @@ def random_returns(algo: str, settings: dict):
     return returns
 
 
-def not_risen(run: AnyRun) -> list[str]:
-    """A sentence if, at half of the budget or later, the return is not above a random policy's."""
+def not_risen(run: AnyRun, random=None) -> list[str]:
+    """A sentence if, at half of the budget or later, the return is not above that of the run's own
+    first episodes; or of random ones, (RANDOM_EPISODES,).
+    """
     total = float(run.args.get("total_timesteps", math.inf))
     if not run.points or run.points[-1][0] < total / 2:
         return []
-    algo, args = (run.algo, run.args) if run.command else ("ppo", {"env_id": run.env_id})
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            random = random_returns(algo, args)
-    except (Exception, SystemExit):  # an environment that is not here, or plays no random actions
+    last = report.last_episodes(run.points)
+    if random is not None:
+        mean, std = random.mean(), random.std(ddof=1)
+        error = std / math.sqrt(len(random))
+        beside = f"a random policy's, {number(mean)} ± {number(std)}"
+    else:
+        _, values, counts = np.array(run.points[len(run.points) // 2 :], float).T
+        if sum(count for *_, count in run.points) < report.EPISODES + RANDOM_EPISODES:
+            return []  # the first episodes are among the last
+        mean = report.last_episodes(run.points[::-1], RANDOM_EPISODES)
+        variance = np.mean(counts * (values - np.average(values, weights=counts)) ** 2)
+        error = math.sqrt(variance * (1 / RANDOM_EPISODES + 1 / report.EPISODES))
+        beside = f"that of its first {RANDOM_EPISODES} episodes, {number(mean)}"
+    if last > mean + 2 * error:
         return []
-    last, mean, std = report.last_episodes(run.points), random.mean(), random.std(ddof=1)
-    if last > mean + 2 * std / math.sqrt(len(random)):
-        return []
-    beside = f"a random policy's, {number(mean)} ± {number(std)}"
     return [f"its return, {number(last)}, has not risen above {beside}"]
 
 
+def random_returns_of(run: AnyRun):
+    """The same, with a line that says so; None where they cannot be played."""
+    print(f"  plays {RANDOM_EPISODES} random episodes of {run.env_id}", flush=True)
+    algo, args = (run.algo, run.args) if run.command else ("ppo", {"env_id": run.env_id})
+    try:
+        return random_returns(algo, args)
+    except (Exception, SystemExit) as error:  # an environment that is not here, say
+        print(f"  they cannot be played: {type(error).__name__}: {error}")
+        return None
+
+
 def health(scalars: dict, args: dict, floor: float) -> list[str]:
-    """What looked sick at every point of the curves for a tenth of the run, and for 2,000 steps of
+    """What looked wrong at every point of the curves for a tenth of the run, and for 2,000 steps of
     each environment, and what is not finite: a sentence for each symptom, none for a healthy run.
 
     scalars {tag: [(step, value)]}; args: as text; floor: see least_entropy.
@@ -212,15 +287,16 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
     for tag, curve in scalars.items():
         for step, value in curve:
             points[step][tag] = value
-    total, num_envs = float(args.get("total_timesteps", max(points))), int(args.get("num_envs", 1))
+    total = float(args.get("total_timesteps", max(points)))
+    num_envs = float(args.get("num_envs", 1))
     gamma, clipped = float(args.get("gamma", 1)), args.get("clip_reward") == "True"
-    now, worth, since, told = {}, 0.0, {}, {}
+    now, worth, since, said = {}, 0.0, {}, {}
     for step in sorted(points):
         now |= points[step]
         for tag, value in points[step].items():
             # CleanRL's explained variance of returns that are all alike is NaN
             if not math.isfinite(value) and tag != "losses/explained_variance":
-                told.setdefault("finite", f"from step {step:,} on {tag} is not finite")
+                said.setdefault("finite", f"from step {step:,} on {tag} is not finite")
         if "charts/episodic_length" in points[step] and gamma < 1:
             mean_reward = abs(now["charts/episodic_return"] / now["charts/episodic_length"])
             # of clipped rewards, 1 is the largest that is learned from
@@ -234,13 +310,13 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
             )
         since = {name: since.get(name, step) for name in found}
         for name in found:
-            if step - since[name] >= max(total / 10, 2_000 * num_envs) and name not in told:
-                told[name] = f"from step {since[name]:,} on {found[name]}"
-    return list(told.values())
+            if step - since[name] >= max(total / 10, 2_000 * num_envs) and name not in said:
+                said[name] = f"from step {since[name]:,} on {found[name]}"
+    return list(said.values())
 
 
 def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
-    """What looks sick at a point of the curves: sentences by name.
+    """What looks wrong at a point of the curves: sentences by name.
 
     worth [return]: of the largest mean reward so far, for ever; on average a true |Q| is below.
     scale: the size of the returns that are learned. floor [nats]: of a policy that still explores.
@@ -265,11 +341,11 @@ def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
     random = now.get("charts/epsilon", 0.0) > 0.5  # so rewards say little of a greedy policy
     if abs(q) > 2 * worth > 0 and not random:
         found["q_values"] = (
-            f"{compared}: it feeds on its own errors; try a smaller --tau or --learning-rate"
+            f"{compared}: its errors feed its targets; try a smaller --tau or --learning-rate"
         )
     if now.get("losses/q_spread", math.inf) < 1e-4 * abs(q):
         found["network"] = (
-            f"Q is {q:.3g} whatever the state: the network's units fell silent for good; try a"
+            f"Q is {q:.3g} whatever the state: the network's units are 0 for every input; try a"
             " smaller --learning-rate or a larger --adam-eps"
         )
     mass = now.get("losses/mass_at_ends", 0.0)
@@ -282,15 +358,17 @@ def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
     return found
 
 
-def compare(folders: list[Path], picture: Path):
+def compare(folders: list[Path], picture: Path, play: bool = False):
     runs = [read_any_run(folder) for folder in folders]
     cells = report.read_cells(report.RESULTS) + report.read_cells(report.RESULTS / "variants")
     if len(runs) > 1:
         print_differences(runs)
     for i, run in enumerate(runs, 1):
         print(f"Run {i}: {run.folder}")
-        sick = health(run.scalars, run.text, least_entropy(run)) + not_risen(run)
-        for sentence in (sick or ["its curves look healthy"]) + beside_seeds(run, cells):
+        found = health(run.scalars, run.text, least_entropy(run))
+        found += not_risen(run, random_returns_of(run) if play else None)
+        found = found or ["its curves look healthy"]
+        for sentence in found + resumed_otherwise(run) + beside_seeds(run, cells):
             print(f"  {sentence}")
     figure = Figure(figsize=(8, 5))
     axis = figure.subplots()
@@ -309,10 +387,12 @@ def main():
     parser = report.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--picture", type=Path, help="default: compare.png beside the first run")
+    help = f"compares with {RANDOM_EPISODES} random episodes, in the run's environment"
+    parser.add_argument("--random", action="store_true", help=help)
     options = parser.parse_args()
     beside = options.runs[0].resolve().with_name("compare.png")
     with report.errors_in_a_line():
-        compare(options.runs, options.picture or beside)
+        compare(options.runs, options.picture or beside, options.random)
 
 
 if __name__ == "__main__":

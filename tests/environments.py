@@ -174,6 +174,27 @@ class Hanging(Clock):
         return super().step(action)
 
 
+class Mission(gym.Space):
+    """Text that is made up, as MiniGrid's, of which gymnasium knows no vector."""
+
+    def __init__(self):
+        super().__init__(None, str)
+
+    def sample(self, mask=None, probability=None):
+        return "go to the red door"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Buggy(Clock):
+    """A bug of its own in the constructor, and an argument that it hands on."""
+
+    def __init__(self, size=3, **keywords):
+        super().__init__(**keywords)
+        self.table = [None + i for i in range(size)]
+
+
 class NoReward(Clock):
     """A reward that is not a number, in the twentieth step of all."""
 
@@ -378,6 +399,7 @@ FILMS = {
 register("Film-v0", Film)
 for kind in (Program, Born, Handles, Hanging):
     register(f"{kind.__name__}-v0", kind)
+register("Buggy-v0", Buggy)
 register("BornBox-v0", Born, kwargs={"space": ONE})
 for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
@@ -389,6 +411,10 @@ SPACES = {
     "EmptyParts": Dict(a=Box(0, 1, (0,))),
     "EmptyPicture": Box(0, 255, (0, 48, 3), np.uint8),
     "Sentence": Sequence(Discrete(3)),
+    "Missions": Dict(image=Box(0, 255, (7, 7, 3), np.uint8), mission=Mission()),
+    "Board": Box(0, 2, (8, 8), np.uint8),
+    "FloatImage": Box(0, 1, (48, 48, 3), np.float32),
+    "Cockpit": Dict(camera=Box(0, 255, (48, 44, 3), np.uint8), speed=Box(-1, 1, (1,), np.float32)),
 }
 for name, space in SPACES.items():
     register(f"{name}-v0", Seen, kwargs={"observation_space": space})

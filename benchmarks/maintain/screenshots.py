@@ -1,12 +1,13 @@
 """TensorBoard in a real browser, over short runs of all four scripts: `make screenshots`.
 
-    python benchmarks/maintain/screenshots.py           pictures/scalars.png, pictures/hparams.png
-    python benchmarks/maintain/screenshots.py --folder OTHER    into another folder
-    python benchmarks/maintain/screenshots.py --short   after a thousand steps, to test this file
+    python benchmarks/maintain/screenshots.py    scalars.png, hparams.png and reference.png
+    python benchmarks/maintain/screenshots.py --folder OTHER    elsewhere than in pictures/
+    python benchmarks/maintain/screenshots.py --short    after a thousand steps, to test this file
 
-Trains into runs/screenshots/, unless that has the runs from the last time, opens the pages in a
-headless Chromium, waits until each shows every run and what else it should, and writes what is
-seen. Without Chromium it says so and ends with exit status 0.
+Trains into runs/screenshots/, and a run beside our seeds into runs/beside-reference/, unless these
+have the runs from the last time. Opens the pages in a headless Chromium, waits until each shows
+every run and what else it should, and writes what is seen. Without Chromium it says so and ends
+with exit status 0.
 """
 
 import argparse
@@ -36,6 +37,14 @@ RUNS = {  # script: flags, and those of a short run
         "--total-timesteps 1000",
     ),
 }
+REFERENCE = "lunarlander:ppo"  # beside a run of the same table
+REFERENCE_PAGE = {
+    "reference.png": (
+        "?darkMode=false&smoothing=0&tagFilter=episodic_return#timeseries",
+        520,
+        ["charts/episodic_return", "eval/episodic_return"],
+    ),
+}
 PAGES = {  # picture: the page, its height in pixels, and what it must show besides all runs
     "scalars.png": (
         "?darkMode=false&smoothing=0&tagFilter=episodic_return%7Centropy%7Cq_values#timeseries",
@@ -62,11 +71,12 @@ MISSING = """(function (wanted) {
 })"""
 
 
-def train(name: str, seed: int, runs_dir: Path, short: bool):
+def train(name: str, seed: int, runs_dir: Path, short: bool, flags: str = ""):
     if list(runs_dir.glob(f"*/{name}/{seed}-*/result.json")):
         return
-    flags, fewer = RUNS[name]
-    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags.split(), "--seed", str(seed)]
+    usual, fewer = RUNS[name]
+    words = (flags or usual).split()
+    command = [sys.executable, ROOT / "algos" / f"{name}.py", *words, "--seed", str(seed)]
     command += [*(fewer.split() if short else ()), "--runs-dir", runs_dir]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
@@ -131,6 +141,17 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return answer["result"].get("value", wanted)
 
+    def photograph(self, address: str, pages: dict, names: list[str], folder: Path):
+        """Pictures of pages, once each shows these runs and what else it should."""
+        for picture, (page, height, shown) in pages.items():
+            self.open(address + page, height)
+            self.wait_for([*names, *shown])
+            path = folder / picture
+            path.write_bytes(self.picture())
+            size = path.stat().st_size
+            assert 20_000 < size < 300_000, f"{path} has {size} bytes"
+            print(f"{picture}: {size / 1000:.0f} kB")
+
     def wait_for(self, wanted: list[str]):
         end = time.monotonic() + 120
         while missing := self.missing(wanted):
@@ -158,27 +179,26 @@ def main():
     options.folder.mkdir(exist_ok=True)
     os.environ["TQDM_DISABLE"] = "1"  # eight trainings side by side
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        runs_dir = Path(temporary) if options.short else ROOT / "runs" / "screenshots"
+        root = Path(temporary) if options.short else ROOT / "runs"
+        runs_dir, beside = root / "screenshots", root / "beside-reference"
         jobs = [(name, seed) for name in RUNS for seed in SEEDS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: train(*job, runs_dir, options.short), jobs))
         finished = [path.parent for path in runs_dir.glob("*/*/*/result.json")]
         names = [str(folder.relative_to(runs_dir)) for folder in finished]
         assert len(names) == len(jobs), names
-        with tensorboard(runs_dir, Path(temporary)) as address:
-            browser = Browser(chromium, Path(temporary) / "profile")
-            try:
-                for picture, (page, height, shown) in PAGES.items():
-                    browser.open(address + page, height)
-                    browser.wait_for([*names, *shown])
-                    path = options.folder / picture
-                    path.write_bytes(browser.picture())
-                    size = path.stat().st_size
-                    assert 20_000 < size < 300_000, f"{path} has {size} bytes"
-                    print(f"{picture}: {size / 1000:.0f} kB")
-            finally:
-                browser.call("Browser.close")
-                browser.process.wait(60)
+        train("ppo", 1, beside, options.short, f"--config {REFERENCE} --eval-frequency 50000")
+        command = [sys.executable, ROOT / "benchmarks" / "reference.py", REFERENCE]
+        subprocess.run([*command, "--runs-dir", beside], check=True, stdout=subprocess.DEVNULL)
+        shots = [(runs_dir, PAGES, names), (beside, REFERENCE_PAGE, ["reference/"])]
+        browser = Browser(chromium, Path(temporary) / "profile")
+        try:
+            for folder, pages, shown in shots:
+                with tensorboard(folder, Path(temporary)) as address:
+                    browser.photograph(address, pages, shown, options.folder)
+        finally:
+            browser.call("Browser.close")
+            browser.process.wait(60)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """ppo_imitation.py: the loss on demonstrations, its weight, and the file that they come in."""
 
+import contextlib
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -155,6 +157,15 @@ def test_what_an_evaluation_cuts_is_saved_as_an_episode_cut_there():
     assert lengths == [6, 3, 6] and len(columns["rewards"]) == 15
     np.testing.assert_array_equal(np.flatnonzero(columns["truncations"]), [5, 14])
     np.testing.assert_array_equal(np.flatnonzero(columns["terminations"]), [8])
+
+
+def test_an_interrupted_evaluation_saves_nothing():
+    envs = recording([lambda: Clock(3)])
+    envs.reset(seed=[0])
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(envs):
+        envs.step(np.zeros(1, np.int64))
+        raise KeyboardInterrupt
+    assert not Path("expert.npz").exists()
 
 
 def test_batches_are_rows_of_the_file():

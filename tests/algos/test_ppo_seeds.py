@@ -219,6 +219,26 @@ def test_the_mean_of_the_middle_half():
     np.testing.assert_allclose(ppo_seeds.iqm([[0, 1, 2, 3, 4, 5, 6, 70]] * 2), [3.5, 3.5])
 
 
+@pytest.mark.parametrize("ends", [None, KeyboardInterrupt])
+def test_all_environments_are_closed_however_a_run_ends(train_seeds, monkeypatch, ends):
+    closed, close, end_iteration = [], ppo.Run.close, ppo.Run.end_iteration
+
+    def interrupted(run, scalars):
+        if ends and run.args.seed == 2:
+            raise ends
+        return end_iteration(run, scalars)
+
+    def spy(run):
+        closed.append(run.args.seed)
+        close(run)
+
+    monkeypatch.setattr(ppo.Run, "end_iteration", interrupted)
+    monkeypatch.setattr(ppo.Run, "close", spy)
+    with pytest.raises(ends) if ends else contextlib.nullcontext():
+        train_seeds(num_seeds=3, total_timesteps=256)
+    assert sorted(closed) == [2, 3]  # ppo.main closes the first
+
+
 def test_the_interval_is_that_of_95_percent(tmp_path, capsys):
     """Of three draws of 0, 30, 60 all are the least in 1 of 27: more than 2.5%, less than 5%."""
     folders = [tmp_path / str(seed) for seed in (4, 5, 6)]

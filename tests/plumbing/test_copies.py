@@ -9,12 +9,10 @@ import tomllib
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS
 
-LINE = f"""
-
-
-# {98 * "-"}
-# The algorithm ends here. All below is plumbing, the same bytes in ppo.py, a2c.py, dqn.py, td3.py.
-"""
+LINES = [
+    f"\n\n\n# {98 * '-'}\n# {begin}"
+    for begin in ("The algorithm ends here. First environments", "Below is what every run needs")
+]
 # each script's own; dqn's buffer keeps an observation once, td3's whole transitions; ppo's batch
 # has log-probabilities, a2c's needs none
 OWN = {"Args", "Agent", "ReplayBuffer", "update", "train", "make_agent", "evaluation_policy"}
@@ -24,14 +22,18 @@ TRICKS = r"Vector\(|skip_compiler_import|data_ptr|__wrapped__|is_tensor|\._versi
 
 
 def floors(name):
-    """What stands above and below the line, without the metadata and call of main at the end."""
+    """What stands above the line, the environments below it, and what is the same in all four,
+    without the metadata and call of main at the end.
+    """
     source = (ROOT / "algos" / f"{name}.py").read_text()
     call = f'main("{name}", RunArgs, make_agent, train, evaluation_policy)'
     source, end = source.split('\nif __name__ == "__main__":\n')
-    assert end.strip() == call and source.count(LINE) == 1
+    assert end.strip() == call and [source.count(line) for line in LINES] == [1, 1]
     source, _, after = METADATA.split(source)
     assert not after
-    return source.rstrip("\n").split(LINE)
+    upper, below = source.rstrip("\n").split(LINES[0])
+    environments, plumbing = below.split(LINES[1])
+    return upper, f"#{environments}", f"#{plumbing}"
 
 
 def imported(path):
@@ -57,9 +59,10 @@ def definitions(source):
 
 @pytest.mark.parametrize("first, second", list(itertools.combinations(SCRIPTS, 2)))
 def test_scripts_agree_where_they_are_copies(first, second):
-    upper_1, plumbing_1 = floors(first)
-    upper_2, plumbing_2 = floors(second)
+    upper_1, environments_1, plumbing_1 = floors(first)
+    upper_2, environments_2, plumbing_2 = floors(second)
     assert plumbing_1 == plumbing_2
+    assert "td3" in (first, second) or environments_1 == environments_2
     functions_1, functions_2 = definitions(upper_1), definitions(upper_2)
     for name in functions_1.keys() & functions_2.keys() - OWN:
         assert functions_1[name] == functions_2[name], name
@@ -72,7 +75,7 @@ def test_a2c_and_ppo_have_the_same_agent():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_plumbing_knows_no_algorithm(name):
-    upper, plumbing = floors(name)
+    upper, _, plumbing = floors(name)
     tree, known = ast.parse(plumbing), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -114,10 +117,9 @@ def test_what_pairs_things_and_what_does_not():
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, "tasks", "load"])
 def test_a_line_is_one_thought(name):
     source = (ROOT / "algos" / f"{name}.py").read_text()
-    lines = (floors(name)[0] if name in SCRIPTS else source).splitlines()
-    tree = ast.parse("\n".join(lines))
-    assert not [lines[n.lineno - 1] for n in ast.walk(tree) if pairs_things(n)]
-    assert max(map(len, source.splitlines())) <= 100
+    lines = source.splitlines()
+    assert not [lines[n.lineno - 1] for n in ast.walk(ast.parse(source)) if pairs_things(n)]
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

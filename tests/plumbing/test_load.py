@@ -3,12 +3,14 @@
 import ast
 import importlib
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import ppo
 import pytest
-from conftest import ROOT, SCRIPTS, VARIANTS, env_seeds, new_run, stopped, train
+from conftest import ROOT, SCRIPTS, VARIANTS, calls, env_seeds, new_run, stopped, train
 from load import load, parts_of
 from test_runs import TINY
 
@@ -58,30 +60,95 @@ def test_a_loaded_environment_takes_arguments():
     assert not run.agent.training
 
 
-def test_a_copy_of_a_script_is_loaded_under_its_own_name(tmp_path, monkeypatch):
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """load.py with a copy of a script beside it: beside("ppo", "ppo_copy") is both modules."""
+
+    def copied(name, own_name):
+        code = (ROOT / "algos" / f"{name}.py").read_text()
+        code = code.replace(f'main("{name}"', f'main("{own_name}"')
+        (tmp_path / f"{own_name}.py").write_text(code)
+        shutil.copy(ROOT / "algos" / "load.py", tmp_path / "load_here.py")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "load_here", raising=False)
+        return importlib.import_module("load_here"), importlib.import_module(own_name)
+
+    return copied
+
+
+def test_a_copy_of_a_script_is_loaded_under_its_own_name(beside):
     """Though it has the form of a variant's; and on a machine without the device of its run."""
-    code = (ROOT / "algos" / "ppo.py").read_text().replace('main("ppo"', 'main("ppo_copy"')
-    (tmp_path / "ppo_copy.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    copy = importlib.import_module("ppo_copy")
+    here, copy = beside("ppo", "ppo_copy")
     run = train(copy, total_timesteps=256)
     run.finish()
     about = json.loads((run.folder / "args.json").read_text())
     about["args"]["device"] = "cuda"
     (run.folder / "args.json").write_text(json.dumps(about))
-    policy, envs = load(run.folder)
+    policy, envs = here.load(run.folder)
     assert policy(envs.reset(seed=[3])[0]).shape == (1,)
-    assert parts_of("ppo_copy")[:2] == (copy, copy.RunArgs)
+    assert here.parts_of("ppo_copy")[:2] == (copy, copy.RunArgs)
 
 
-def test_a_copy_of_a_variant_is_loaded_whatever_its_name(tmp_path, monkeypatch):
-    code = (ROOT / "algos" / "ppo_lstm.py").read_text().replace('main("ppo_lstm"', 'main("memory"')
-    (tmp_path / "memory.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    copy = importlib.import_module("memory")
-    assert parts_of("memory") == (
+def test_a_copy_of_a_variant_is_loaded_whatever_its_name(beside):
+    here, copy = beside("ppo_lstm", "memory")
+    assert here.parts_of("memory") == (
         ppo, copy.Args, copy.make_agent, copy.evaluation_policy, ppo.make_envs
     )  # fmt: skip
+
+
+def refused(capsys, *arguments) -> str:
+    """The one line with which load ends the program."""
+    with pytest.raises(SystemExit) as exit:
+        load(*arguments)
+    out, err = capsys.readouterr()
+    assert exit.value.code == 2 and out == "" and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("name", ["os", "json", "load", "tasks", "evil", "../evil", "a b", 3, None])
+def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, capsys, name):
+    """But for a script beside load.py: neither a module of Python's, nor a file that lies here."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "evil.py").write_text('open("imported", "w")\nmain("evil")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    about = {"algo": name, "args": {"env_id": "os:system", "env_kwargs": '{"command": "ls"}'}}
+    (tmp_path / "run" / "args.json").write_text(json.dumps(about))
+    assert f"no script beside load.py is named {name!r}" in refused(capsys, tmp_path / "run")
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"algo": "ppo", "resumed": [1]}'])
+def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, capsys, text):
+    if text is not None:
+        (tmp_path / "args.json").write_text(text)
+    assert f"load: {tmp_path}/args.json: " in refused(capsys, tmp_path)
+
+
+def test_a_folder_of_another_script_or_version_says_so(capsys):
+    run = finished("ppo", eval_episodes=1)
+    capsys.readouterr()
+    load(run.folder)
+    assert capsys.readouterr().err == ""  # trained by this very script
+    about = json.loads((run.folder / "args.json").read_text())
+    here = about["versions"]["torch"]
+    about["versions"] |= {"torch": "1.13.1", "python": "3.8"}
+    about["resumed"] = [{"step": 128, "versions": {"torch": "2.0.0", "script": "07e4"}}]
+    (run.folder / "args.json").write_text(json.dumps(about))
+    load(run.folder)
+    what = f"torch 1.13.1 and 2.0.0, not {here}; another version of its script"
+    assert capsys.readouterr().err == f"{run.folder} was trained with {what}\n"
+
+
+def test_a_run_that_was_filmed_is_loaded_without_a_screen(monkeypatch):
+    run = finished("ppo", eval_episodes=1)
+    about = json.loads((run.folder / "args.json").read_text())
+    about["args"]["capture_video"] = True
+    (run.folder / "args.json").write_text(json.dumps(about))
+    made = calls(monkeypatch, ppo.gym, "make")
+    policy, envs = load(run.folder)
+    assert made and all(call.get("render_mode") is None for call in made)
+    assert len(policy(envs.reset(seed=[3])[0])) == 1
 
 
 def with_returns(monkeypatch, returns):

@@ -1,5 +1,5 @@
-"""Runs are compared with each other, with our seeds and with a random policy; of curves, sick ones
-are told from healthy ones.
+"""Runs are compared with each other, with our seeds and with a random policy; what looks wrong in
+curves is found, and nothing in healthy ones.
 """
 
 import json
@@ -60,8 +60,8 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     assert runs == [f"Run 1: {results}/cleanrl", f"Run 2: {results}/ours"]
     assert "not compared" not in rest  # with [ppo], since there is a cell with their settings
     other = [cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo"]
-    (told,) = compare.beside_seeds(compare.read_any_run(results / "ours"), other)
-    assert told == "not compared with [ppo], which has other settings: gamma 0.9, not 0.5"
+    (said,) = compare.beside_seeds(compare.read_any_run(results / "ours"), other)
+    assert said == "not compared with [ppo], which has other settings: gamma 0.9, not 0.5"
     seeds = "3 seeds of [ppo-mine] reached 1.5 to 2.5"
     assert f"training return 2.2: {seeds}; 2 lower, 1 higher\n" in rest
     assert "return 77" not in rest
@@ -94,10 +94,12 @@ def a_variants_run(versions: dict, points=()) -> compare.AnyRun:
 def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
     """Which lie in results/variants/; CleanRL's are named after the algorithm and the task."""
     cells, points = report.read_cells(report.RESULTS), [(9, 2.2, 1.0)]
-    told = compare.beside_seeds(a_variants_run({"torch": "2"}, points), cells)
-    assert told == ["benchmarks/results/ has no seeds of ppo_lstm on CartPole-v1"]
-    (told,) = compare.beside_seeds(a_variants_run({}, points), cells)
-    assert "3 seeds of [ppo-mine] reached 1.5 to 2.5" in told
+    said = compare.beside_seeds(a_variants_run({"torch": "2"}, points), cells)
+    assert said == ["benchmarks/results/ has no seeds of ppo_lstm on CartPole-v1"]
+    assert (
+        "3 seeds of [ppo-mine] reached 1.5 to 2.5"
+        in compare.beside_seeds(a_variants_run({}, points), cells)[0]
+    )
     folder = report.RESULTS / "variants"
     folder.mkdir()
     report.write_cell("ppo_lstm", [a_run(1, 3.0) | {"algo": "ppo_lstm"}], folder)
@@ -140,12 +142,12 @@ def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeyp
     for words in (".", ". --picture mine.png"):
         monkeypatch.setattr(sys, "argv", ["compare.py", *words.split()])
         compare.main()
-    pictures = [picture for _, picture in calls]
+    pictures = [picture for _, picture, _ in calls]
     own = tmp_path / "runs" / "CartPole-v1" / "ppo" / "compare.png"
     assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
 
 
-def test_scripts_that_differ_are_told(results, capsys):
+def test_scripts_that_differ_are_named(results, capsys):
     """In args.json; the same script twice, another one, and one that trains the same weights."""
     command = "python algos/ppo.py --config benchmarks/cartpole.toml:ppo"
     for name, script in (("a", "5c41" * 16), ("b", "5c41" * 16), ("c", "07e4" * 16)):
@@ -169,35 +171,132 @@ def test_scripts_that_differ_are_told(results, capsys):
     )
 
 
-def test_a_return_that_has_not_risen_above_a_random_policys():
-    """A random policy has 22 ± 12 on CartPole-v1, always -200 on MountainCar-v0."""
+def without_progress(returns, random=False, env_id="CartPole-v1", total=10_000, **changed):
+    """What is said of a run with these returns, each the mean of twenty episodes of 50 steps."""
+    args = {"env_id": env_id, "total_timesteps": total, **changed}
+    points = [(1_000 * i, value, 20.0) for i, value in enumerate(returns, 1)]
+    run = compare.AnyRun(Path(), "a2c", args, {}, "python algos/a2c.py", {}, points, True)
+    return compare.not_risen(run, compare.random_returns_of(run) if random else None)
 
-    def told(returns, env_id="CartPole-v1", total=10_000, **changed):
-        args = {"env_id": env_id, "total_timesteps": total, **changed}
-        points = [(1_000 * i, value, 50.0) for i, value in enumerate(returns, 1)]
-        run = compare.AnyRun(Path(), "a2c", args, {}, "python algos/a2c.py", {}, points, True)
-        return compare.not_risen(run)
 
-    (text,) = told([21.0] * 6)
+def test_a_return_that_has_not_risen_above_that_of_the_first_episodes():
+    (text,) = without_progress([21.0, 23.0, 20.0, 24.0, 21.0, 20.0, 23.0, 22.0])
+    assert text == "its return, 22.0, has not risen above that of its first 20 episodes, 21.0"
+    assert without_progress([500.0] * 4 + [9.4] * 6), "unlearned again"
+    assert not without_progress([21.0, 23.0, 20.0] + [90.0, 150.0, 120.0] * 2)
+    assert not without_progress([21.0] * 4), "less than half of the budget"
+    assert not without_progress([21.0] * 5, total=5_000), "the first are among the last hundred"
+    # of five points whose means of 20 episodes deviate by 9, an episode deviates by 40
+    noisy = [21.0, 33.0, 15.0, 24.0, 39.0, 33.0, 15.0, 24.0, 39.0]
+    assert without_progress(noisy) and not without_progress([-9.0, *noisy[1:]])
+
+
+def test_a_return_that_has_not_risen_above_a_random_policys(capsys):
+    """When asked: it has 22 ± 12 on CartPole-v1, always -200 on MountainCar-v0."""
+    (text,) = without_progress([21.0] * 6, random=True)
     assert text.startswith("its return, 21.0, has not risen above a random policy's, 2")
-    assert told([500.0] * 4 + [9.4] * 6), "unlearned again"
-    assert not told([21.0] * 5 + [150.0] * 2), "of the last hundred episodes"
-    assert not told([21.0] * 4), "less than half of the budget"
-    assert told([-200.0] * 6, "MountainCar-v0") and not told([-199.0] * 6, "MountainCar-v0")
-    assert told([20.0] * 6, env_kwargs="{}") and not told([20.0] * 6, "Nowhere-v0")
+    assert capsys.readouterr().out == "  plays 20 random episodes of CartPole-v1\n"
+    assert not without_progress([21.0] * 5 + [150.0] * 5, random=True)
+    assert without_progress([-200.0] * 6, True, "MountainCar-v0")
+    assert not without_progress([-199.0] * 6, True, "MountainCar-v0")
     short = {"env_kwargs": '{"max_episode_steps": 5}'}  # so random episodes end at five
-    assert not told([21.0] * 6, **short)
+    assert not without_progress([21.0] * 6, random=True, **short)
+    capsys.readouterr()
+    without_progress([21.0] * 6, True, "Nowhere-v0")
+    assert "cannot be played" in capsys.readouterr().out
+
+
+def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, capsys):
+    """No environment is made, no module imported; --random takes scripts beside load.py alone."""
+    (results / "evil.py").write_text('open("imported", "w")\nmain("evil")')
+    monkeypatch.syspath_prepend(results)
+    monkeypatch.setattr(compare, "random_returns_of", lambda run: pytest.fail("not asked for"))
+    write_curves(results / "run", 8.0)
+    args = {"env_id": "evil:X-v0", "total_timesteps": 3000}
+    for algo in ("evil", "ppo_multi", "../evil"):
+        saved = {"algo": algo, "args": args, "command": "python evil.py"}
+        (results / "run" / "args.json").write_text(json.dumps(saved))
+        compare.compare([results / "run"], results / "compare.png")
+        assert "has not risen above that of its first 20 episodes" in capsys.readouterr().out
+    monkeypatch.undo()
+    for algo in ("evil", "../evil"):
+        with pytest.raises(SystemExit):
+            compare.random_returns(algo, args)
+    assert not (results / "imported").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"algo": "ppo"}', '{"algo": "ppo", "args": 1}'])
+def test_a_broken_args_json_is_a_line(results, text):
+    write_curves(results / "run", 8.0)
+    (results / "run" / "args.json").write_text(text)
+    with pytest.raises(report.UserError, match=r"args\.json cannot be read"):
+        compare.read_any_run(results / "run")
+
+
+def test_broken_numbers_and_weights_are_a_line(results):
+    write_curves(results / "run", 8.0)
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": [0.9]}}
+    (results / "run" / "args.json").write_text(json.dumps(saved))
+    with pytest.raises(report.UserError, match="has no number as gamma"):
+        compare.read_any_run(results / "run")
+    (results / "run" / "args.json").write_text(json.dumps({"algo": "ppo", "args": {}}))
+    for data in (b"", b"nothing", b"PK\x03\x04nothing"):
+        (results / "run" / "weights.npz").write_bytes(data)
+        with pytest.raises(report.UserError, match=r"weights\.npz cannot be read"):
+            compare.compare([results / "run"], results / "compare.png")
+
+
+def test_a_run_that_was_resumed_with_something_else_says_so(results, capsys):
+    write_curves(results / "run", 8.0)
+    first, second = {"torch": "2.13.0", "script": "5c41" * 16}, {"script": "07e4" * 16}
+    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1"}, "versions": first}
+    steps = [(100, first), (2_000, first | second), (2_500, first | second)]
+    saved["resumed"] = [{"step": step, "versions": versions} for step, versions in steps]
+    (results / "run" / "args.json").write_text(json.dumps(saved))
+    compare.compare([results / "run"], results / "compare.png")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "resumed at" in line]
+    assert lines == ["  resumed at step 2,000 with script 07e407e407e4, not 5c415c415c41"]
+
+
+def test_where_a_whole_curve_lies_among_the_seeds(results):
+    """Of four seeds with returns of 10 to 40 at every hundredth of 1,000 steps."""
+    runs = [a_run(seed, 3.0) for seed in (1, 2, 3, 4)]
+    for run in runs:
+        run["result"]["steps"] = 1_000
+        run["returns"]["training"] = {step: 10.0 * run["seed"] for step in range(10, 1_001, 10)}
+    report.write_cell("ppo", runs, report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
+
+    def said(returns):
+        run = a_variants_run({}, [(step, value, 1.0) for step, value in returns.items()])
+        return compare.along(run, cell)
+
+    # two points below, then three, one above; where the run has no episode there is no point
+    values = {step: 25.0 for step in range(10, 401, 10)}
+    low, high = dict.fromkeys((50, 60, 100, 110, 120), 9.0), {400: 41.0}
+    assert said(values | low | high) == [
+        "training curve beside 4 seeds of [ppo]: among them at 85% of 40 points, below them at 12% "
+        "(longest from step 100 to 120), above them at 2% (longest at step 400); by chance"
+        " one more seed is outside at 40%"
+    ]
+    assert said({10: 10.0, 20: 40.0})[0].startswith(
+        "training curve beside 4 seeds of [ppo]: among them at 100% of 2 points; by chance"
+    )
+    assert said({}) == []
+    report.write_cell("two", runs[:2], report.RESULTS)
+    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "two")
+    assert said(values) == []
 
 
 class Curves:
-    """Curves of a thousand steps between points, made up; `sick` is what is said of them."""
+    """Curves of a thousand steps between points, made up; `symptoms` what is said of them."""
 
     def __init__(self, floor=-np.inf, **args):
         defaults = {"total_timesteps": 50_000, "num_envs": 1, "gamma": 0.99}
         self.args = {name: str(value) for name, value in (defaults | args).items()}
         self.floor = floor
 
-    def sick(self, episode=(200.0, 200.0), epsilon=0.1, every=1_000, **losses) -> list[str]:
+    def symptoms(self, episode=(200.0, 200.0), epsilon=0.1, every=1_000, **losses) -> list[str]:
         """losses: lists, a value a point, or one value for all points."""
         length = max(len(values) for values in losses.values() if isinstance(values, list))
         steps = [every * i for i in range(1, length + 1)]
@@ -214,33 +313,33 @@ class Curves:
         return compare.health(curves, self.args, self.floor)
 
 
-def test_a_tenth_of_the_run_must_be_sick_without_a_break():
-    assert not Curves().sick(explained_variance=[-0.5] * 5 + [0.1] + [-0.5] * 5)
-    (text,) = Curves().sick(explained_variance=[0.1] + [-0.5] * 40)
+def test_a_symptom_must_last_a_tenth_of_the_run_without_a_break():
+    assert not Curves().symptoms(explained_variance=[-0.5] * 5 + [0.1] + [-0.5] * 5)
+    (text,) = Curves().symptoms(explained_variance=[0.1] + [-0.5] * 40)
     assert text.startswith("from step 2,000 on the explained variance is negative (-0.5)")
-    assert not Curves(num_envs=8).sick(explained_variance=[-0.5] * 16)
-    assert Curves(num_envs=8).sick(explained_variance=[-0.5] * 17)
+    assert not Curves(num_envs=8).symptoms(explained_variance=[-0.5] * 16)
+    assert Curves(num_envs=8).symptoms(explained_variance=[-0.5] * 17)
 
 
-def test_what_is_not_finite_is_told_at_once():
-    (text,) = Curves().sick(value_loss=[1.0] * 9 + [np.nan] * 2, q_values=[1.0] * 10 + [np.inf])
+def test_what_is_not_finite_is_said_at_once():
+    (text,) = Curves().symptoms(value_loss=[1.0] * 9 + [np.nan] * 2, q_values=[1.0] * 10 + [np.inf])
     assert text == "from step 10,000 on losses/value_loss is not finite"
-    assert not Curves().sick(explained_variance=[np.nan] + [0.5] * 10), "of equal returns"
+    assert not Curves().symptoms(explained_variance=[np.nan] + [0.5] * 10), "of equal returns"
 
 
 def test_returns_that_hardly_differ_need_no_explanation():
     negative = [-0.5] * 20
     # CartPole-v1 solved: returns of 100, which values miss by about 1; and one where they differ
-    assert not Curves().sick(explained_variance=negative, value_loss=0.5)
-    assert Curves().sick(explained_variance=negative, value_loss=200.0)
+    assert not Curves().symptoms(explained_variance=negative, value_loss=0.5)
+    assert Curves().symptoms(explained_variance=negative, value_loss=200.0)
     # gamma 0: the return is the reward, 1 at every step, and its variance the floor of 1e-8
-    assert not Curves(gamma=0).sick(explained_variance=[-1e6] * 20, value_loss=0.005)
+    assert not Curves(gamma=0).symptoms(explained_variance=[-1e6] * 20, value_loss=0.005)
     # no reward found yet
-    assert not Curves().sick(explained_variance=[-1e5] * 20, value_loss=1e-3, episode=(0, 200))
+    assert not Curves().symptoms(explained_variance=[-1e5] * 20, value_loss=1e-3, episode=(0, 200))
     # rewards that are divided by the deviation of their returns, of whatever size they were
     large = {"episode": (-1e6, 200.0), "explained_variance": negative}
-    assert Curves(norm_reward=True).sick(**large, value_loss=0.5)
-    assert not Curves().sick(**large, value_loss=0.5)
+    assert Curves(norm_reward=True).symptoms(**large, value_loss=0.5)
+    assert not Curves().symptoms(**large, value_loss=0.5)
 
 
 # Q of one-step targets on CartPole-v1 with hard updates, and of ten-step targets
@@ -256,50 +355,52 @@ def test_q_above_what_rewards_are_worth():
 
 
 def q_above_what_rewards_are_worth(tag):
-    (text,) = Curves().sick(**{tag: OVERESTIMATED})
+    (text,) = Curves().symptoms(**{tag: OVERESTIMATED})
     assert text.startswith("from step 7,000 on Q is 350, where the largest mean reward, for ever,")
     assert "is worth 100:" in text
-    assert not Curves().sick(**{tag: SOLVED})
-    assert Curves().sick(**{tag: [-q for q in OVERESTIMATED]}), "grown downwards"
-    assert not Curves().sick(**{tag: OVERESTIMATED}, epsilon=0.9), "rewards of random actions"
-    assert not Curves().sick(**{tag: OVERESTIMATED}, episode=(0.0, 200.0)), "no reward found yet"
-    assert not Curves(gamma=1.0).sick(**{tag: OVERESTIMATED})
+    assert not Curves().symptoms(**{tag: SOLVED})
+    assert Curves().symptoms(**{tag: [-q for q in OVERESTIMATED]}), "grown downwards"
+    assert not Curves().symptoms(**{tag: OVERESTIMATED}, epsilon=0.9), "rewards of random actions"
+    assert not Curves().symptoms(**{tag: OVERESTIMATED}, episode=(0.0, 200.0)), (
+        "no reward found yet"
+    )
+    assert not Curves(gamma=1.0).symptoms(**{tag: OVERESTIMATED})
 
 
 def test_q_of_clipped_rewards_is_not_held_to_those_of_the_game():
     clipped = {"clip_reward": True, "gamma": 0.9}  # worth 10
     small, large = (2.0, 200.0), (20_000.0, 200.0)  # episodes with rewards of 0.01, of 100
-    assert Curves(gamma=0.9).sick(q_values=[9.0] * 20, episode=small)
-    assert not Curves(**clipped).sick(q_values=[9.0] * 20, episode=small)
-    assert not Curves(gamma=0.9).sick(q_values=[21.0] * 20, episode=large)
-    (text,) = Curves(**clipped).sick(q_values=[21.0] * 20, episode=large)
+    assert Curves(gamma=0.9).symptoms(q_values=[9.0] * 20, episode=small)
+    assert not Curves(**clipped).symptoms(q_values=[9.0] * 20, episode=small)
+    assert not Curves(gamma=0.9).symptoms(q_values=[21.0] * 20, episode=large)
+    (text,) = Curves(**clipped).symptoms(q_values=[21.0] * 20, episode=large)
     assert "is worth 10:" in text
 
 
 def test_mass_at_the_ends_is_well_where_the_returns_are():
     # CartPole-v1 solved, with v_max at what a reward of 1 for ever is worth, and at a tenth of it
     ends = np.linspace(0.04, 0.93, 20).tolist()
-    assert not Curves().sick(mass_at_ends=ends, q_values=91.0)
-    (text,) = Curves().sick(mass_at_ends=ends, q_values=9.7)
+    assert not Curves().symptoms(mass_at_ends=ends, q_values=91.0)
+    (text,) = Curves().symptoms(mass_at_ends=ends, q_values=9.7)
     assert "of the return's distribution lies at --v-min and --v-max, and Q is 9.7" in text
     # a reward in two of five episodes, none else: most returns are 0, which is v_min
     sparse = Curves(clip_reward=True, gamma=0.98)
-    assert not sparse.sick(mass_at_ends=ends, q_values=0.26, episode=(0.4, 20.0))
+    assert not sparse.symptoms(mass_at_ends=ends, q_values=0.26, episode=(0.4, 20.0))
 
 
 def test_q_that_knows_no_state():
     # DQN on Pong whose convolutions had no active unit left, and one that learns
-    (text,) = Curves().sick(q_spread=[0.0] * 20, q_values=-2.3, episode=(-20.0, 200.0))
+    (text,) = Curves().symptoms(q_spread=[0.0] * 20, q_values=-2.3, episode=(-20.0, 200.0))
     assert text.startswith("from step 1,000 on Q is -2.3 whatever the state")
-    assert not Curves().sick(q_spread=[0.01] * 20, q_values=-2.3, episode=(-20.0, 200.0))
-    assert not Curves().sick(q_spread=[0.0] * 20, q_values=0.0), "no reward found yet"
+    assert not Curves().symptoms(q_spread=[0.01] * 20, q_values=-2.3, episode=(-20.0, 200.0))
+    assert not Curves().symptoms(q_spread=[0.0] * 20, q_values=0.0), "no reward found yet"
 
 
 def test_entropy_is_watched_in_the_first_half():
     collapsed, late = [0.5] * 3 + [1e-3] * 40, [0.5] * 22 + [1e-3] * 28
-    (text,) = Curves(floor=0.01 * np.log(2)).sick(entropy=collapsed)
+    (text,) = Curves(floor=0.01 * np.log(2)).symptoms(entropy=collapsed)
     assert text.startswith("from step 4,000 on the entropy is 0.001")
-    assert not Curves(floor=0.01 * np.log(2)).sick(entropy=late), "what is solved need not explore"
+    assert not Curves(floor=0.01 * np.log(2)).symptoms(entropy=late), "it is solved"
 
 
 def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
@@ -313,16 +414,16 @@ def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
     assert -20 < compare.least_entropy(run) < -6.5  # log_std of -4.8, and of -2.5
 
 
-def test_an_environment_without_an_end_is_told_so():
-    (text,) = Curves().sick(value_loss=[1.0] * 20, episode=None)
+def test_an_environment_without_an_end_is_named():
+    (text,) = Curves().symptoms(value_loss=[1.0] * 20, episode=None)
     assert text.startswith("from step 1,000 on no episode ended: has the environment a time limit?")
-    assert not Curves().sick(value_loss=[1.0] * 5, episode=None), "it has just begun"
+    assert not Curves().symptoms(value_loss=[1.0] * 5, episode=None), "it has just begun"
 
 
-SICK = {  # flags that make a run sick, and what it is told; each is a mistake that people make
+MISTAKES = {  # flags that are mistakes, each made by people, and what is said of the run
     "a learning rate of nothing": (
         "a2c --total-timesteps 6000 --learning-rate 0 --no-anneal-lr",
-        "has not risen above a random policy's",
+        "has not risen above that of its first 20 episodes",
     ),
     "a checkpoint before every episode's end": (
         "a2c --env-id Pendulum-v1 --num-envs 1 --num-steps 8 --total-timesteps 2560 "
@@ -362,10 +463,13 @@ HEALTHY = {
 
 @pytest.mark.parametrize(
     "mistake",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in list(SICK)[:1])) for name in SICK],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in list(MISTAKES)[:1]))
+        for name in MISTAKES
+    ],
 )
-def test_a_sick_run_is_told_so(script, tmp_path, capsys, mistake):
-    flags, symptom = SICK[mistake]
+def test_a_run_with_a_mistake_says_so(script, tmp_path, capsys, mistake):
+    flags, symptom = MISTAKES[mistake]
     script(*flags.split())
     compare.compare([only_run(tmp_path)], tmp_path / "compare.png")
     assert sum(symptom in line for line in capsys.readouterr().out.splitlines()) == 1
@@ -374,7 +478,7 @@ def test_a_sick_run_is_told_so(script, tmp_path, capsys, mistake):
 @pytest.mark.parametrize(
     "name", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "td3"))]
 )
-def test_a_healthy_run_is_told_so(script, tmp_path, capsys, name):
+def test_a_healthy_run_says_so(script, tmp_path, capsys, name):
     script(name, *HEALTHY[name].split())
     run = compare.read_any_run(only_run(tmp_path))
     assert compare.health(run.scalars, run.text, compare.least_entropy(run)) == []

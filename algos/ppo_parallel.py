@@ -1,0 +1,249 @@
+"""PPO by several processes that take every gradient step together: on the cores of a machine, on
+several hosts, on several GPUs. torch.distributed starts them and carries what they send each other.
+
+Papers    PPO as in ppo.py; gradients averaged over workers: DD-PPO arXiv 1911.00357.
+Run       python -m torch.distributed.run --nproc-per-node 2 algos/ppo_parallel.py --num-envs 4
+          python algos/ppo_parallel.py                  one process, which trains ppo.py's weights
+
+It imports ppo.py, which must lie beside it, and holds only what differs:
+- a rank, as torch calls such a process, has num_envs environments, noise and minibatches of its
+  own; budgets, frequencies and the curves' x axis count the steps of all ranks;
+- gradients become their mean over all ranks before ppo.py clips them, and so do the losses shown;
+- the KL for target_kl, and the moments that normalise, are those of all ranks' samples;
+- advantages are normalised in each rank's own minibatch, as is the custom;
+- rank 0 alone writes the run folder, evaluates and prints; its curves have the episodes of all;
+- at the start and after each checkpoint all go on from rank 0's state, with generators that follow
+  from seed, rank and step: so a run that is resumed ends as one that was never stopped.
+"""
+
+import io
+import itertools
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import ppo
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Args(ppo.RunArgs):
+    num_envs: int = 8  # Environments of each rank, stepped side by side.
+    num_minibatches: int = 1  # Minibatches in one epoch, in each rank.
+    num_ranks: int | None = None  # Processes that train; None: all that torch has started.
+
+    def check(self):
+        asked, self.num_ranks = self.num_ranks, 1
+        super().check()  # of one rank
+        self.num_ranks = num_ranks()
+        if self.evaluate and self.num_ranks > 1:
+            ppo.fail(f"evaluate takes one process, not {self.num_ranks}")
+        if not self.evaluate and asked not in (None, self.num_ranks):
+            start = f"start it by python -m torch.distributed.run --nproc-per-node {asked}"
+            ppo.fail(f"num_ranks={asked}, but there are {self.num_ranks}: {start}")
+        num_envs, steps = self.num_envs * self.num_ranks, self.total_timesteps
+        if steps % num_envs:
+            ppo.fail(f"num_envs * num_ranks={num_envs} must divide total_timesteps={steps}")
+        if ":" in self.device and self.num_ranks > 1:
+            ppo.fail(f"device={self.device}: each rank takes a GPU of its own, so name none")
+
+    @property
+    def iteration_steps(self) -> int:
+        return (self.num_ranks or 1) * super().iteration_steps
+
+
+def train(args: Args, run: ppo.Run):
+    if num_ranks() == 1:
+        return ppo.train(args, run)
+    if dist.get_rank() == 0:
+        step = 0
+        if args.resume:
+            step = torch.load(Path(args.resume, "checkpoint.pt"), weights_only=True)["step"]
+        from_rank_0({"args": asdict(args), "step": step})
+    from_all(torch.zeros(()))  # all have environments
+
+    def collect(agent, run, args):
+        if run.step_count % run.checkpoint_steps == 0:
+            share_state(run)
+        run.step_count += (args.num_ranks - 1) * args.num_envs  # of the others
+        return ppo.collect_step(agent, run, args)
+
+    def make_batch(agent, buffer, args, running_returns):
+        share_episodes(run)
+        return ppo.rollout_batch(agent, buffer, args, running_returns)
+
+    ppo.train(args, run, collect=collect, make_batch=make_batch, loss_of=shared_loss)
+    from_all(torch.zeros(()))  # nobody leaves while another still waits for what it sent
+    dist.destroy_process_group()
+
+
+def shared_loss(agent, minibatch, args, clip_coef):
+    """As ppo_loss; the log ratios are those of all ranks if they decide when the epochs end."""
+    loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
+    if args.target_kl is not None:  # or one rank would stop alone, and the others wait for ever
+        log_ratio = from_all(log_ratio.detach()).flatten()
+    terms = {name: term.detach().clone() for name, term in terms.items()}
+    return SharedLoss(agent, loss, list(terms.values())), terms, log_ratio
+
+
+class SharedLoss:
+    """A loss of which ppo.update uses backward() alone: here, before it clips the gradients, they
+    and the terms for the curves become their means over all ranks.
+    """
+
+    def __init__(self, agent, loss, terms: list):
+        self.agent, self.loss, self.terms = agent, loss, terms
+
+    def backward(self):
+        self.loss.backward()
+        gradients = [p.grad for p in self.agent.parameters() if p.grad is not None]
+        average(gradients + self.terms)
+
+
+def average(tensors: list):
+    """Each becomes its mean over all ranks. All go together: one message costs less than many."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    parts = (flat / num_ranks()).split([tensor.numel() for tensor in tensors])
+    for tensor, mean in zip(tensors, parts, strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+def from_all(tensor):
+    """(...) of each rank -> (ranks, ...), the same on all of them."""
+    rows = tensor.new_zeros(num_ranks(), *tensor.shape)
+    rows[dist.get_rank()] = tensor
+    dist.all_reduce(rows)
+    return rows
+
+
+def from_rank_0(value=None):
+    """What rank 0 gives, on all of them: numbers, texts and tensors, in dicts and lists."""
+    torch.save(value, file := io.BytesIO())
+    message = [file.getvalue()]
+    dist.broadcast_object_list(message)
+    return torch.load(io.BytesIO(message[0]), map_location="cpu", weights_only=True)
+
+
+def num_ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def share_state(run):
+    """All go on from what rank 0 has just saved or read, each with generators of its own."""
+    state = from_rank_0({name: part.state_dict() for name, part in run.parts.items()})
+    if dist.get_rank() > 0:
+        for name, part in run.parts.items():
+            part.load_state_dict(state[name])
+        run.rng = np.random.default_rng([run.args.seed, run.step_count])
+        torch.manual_seed(int(run.rng.integers(2**63)))
+
+
+def share_episodes(run):
+    """Hands the (return, length) of the episodes that ended to rank 0, for its curves."""
+    lists = [None] * num_ranks() if dist.get_rank() == 0 else None
+    dist.gather_object(run.finished, lists)
+    run.finished = list(itertools.chain(*lists or []))
+
+
+def merged_moments(counts, means, variances):
+    """Count, mean and variance of all samples, from those of (groups, ...) of them. By count:
+    m = sum n_i m_i / sum n_i and M2 = sum [n_i v_i + n_i (m_i - m)^2], whose n-th part is v.
+    """
+    assert counts.shape == means.shape == variances.shape, (counts.shape, means.shape)
+    count = counts.sum(dim=0)
+    mean = (counts * means).sum(dim=0) / count
+    squares = (counts * (variances + (means - mean) ** 2)).sum(dim=0)
+    return count, mean, squares / count
+
+
+class RunningMoments(ppo.RunningMoments):
+    """Of what all ranks have seen, the same in all of them."""
+
+    def update(self, x):
+        if num_ranks() == 1:
+            return super().update(x)
+        x = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device)
+        n = torch.full_like(self.mean, len(x))
+        # the ranks send what is new alone: of the past all have the same, and it counts once
+        new = from_all(torch.stack([n, x.mean(dim=0), x.var(dim=0, correction=0)]))
+        past = torch.stack([torch.full_like(self.mean, self.count), self.mean, self.var])
+        count, mean, var = merged_moments(*torch.cat([past[None], new]).unbind(dim=1))
+        self.count.copy_(count.flatten()[0])
+        self.mean.copy_(mean)
+        self.var.copy_(var)
+
+
+class Agent(ppo.Agent):
+    def __init__(self, args, obs_space, action_space):
+        super().__init__(args, obs_space, action_space)
+        if args.norm_obs:
+            self.obs_moments = RunningMoments(obs_space.shape)
+        if args.norm_reward:
+            self.return_moments = RunningMoments(())
+
+
+def make_agent(args, obs_space, action_space):
+    return ppo.make_agent(args, obs_space, action_space, Agent)
+
+
+class FollowingRun(ppo.Run):
+    """Of a rank but the first: the same training, without a folder, a curve or an evaluation."""
+
+    def make_folder(self):
+        return Path(os.devnull)
+
+    def start(self, **parts):
+        self.parts = parts
+        self.obs, self.infos = ppo.reset(self.envs, self.args.seed, self.step_count)
+        return self.step_count
+
+    def end_iteration(self, scalars):
+        return self.step_count
+
+
+def follow():
+    """What a rank but the first does: it trains as rank 0 was told to."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # rank 0 says what Ctrl-C has stopped
+    try:
+        told = from_rank_0()
+    except RuntimeError:  # rank 0 has left, and has said why
+        return
+    own = {"seed": rank_seed(told["args"]["seed"], dist.get_rank())}
+    own |= {"resume": None, "init_weights": None, "capture_video": False}  # rank 0 alone reads
+    args = Args(**told["args"] | own)
+    args.typed = set()  # nothing, here
+    run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy)
+    run.step_count = told["step"]
+    train(args, run)
+    run.envs.close()
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """A seed of its own for each rank but the first, which has `seed` itself."""
+    return int(np.random.SeedSequence([seed, 0, 2, rank]).generate_state(1)[0])
+
+
+def join():
+    """Meets the others, if torch.distributed.run has started this process. Rank 0 comes back."""
+    if "RANK" not in os.environ:
+        return
+    num_gpus = torch.cuda.device_count()
+    if num_gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % num_gpus)
+    one_each = num_gpus >= int(os.environ["LOCAL_WORLD_SIZE"])  # as nccl demands
+    backend = "cpu:gloo,cuda:nccl" if one_each else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=6))  # while rank 0 evaluates
+    if dist.get_rank() > 0:
+        follow()
+        sys.exit()
+
+
+if __name__ == "__main__":
+    join()
+    ppo.main("ppo_parallel", Args, make_agent, train, ppo.evaluation_policy)

@@ -1,0 +1,499 @@
+"""ppo_parallel.py: ranks that learn together. Here they are forks that meet through a file; what
+torch.distributed.run itself does is tested by the slow ones.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import ppo
+import ppo_parallel
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT, Result, env_seeds, only_run, parse, scalars
+from torch import nn
+from torch.distributed.run import get_args_parser
+
+PENDULUM = "--env-id Pendulum-v1 --num-envs 3 --num-steps 10 --num-minibatches 2 --norm-obs "
+PENDULUM += "--norm-reward --update-epochs 3 --eval-episodes 2 --checkpoint-frequency 100"
+SECONDS = 120  # after which ranks that wait for each other are ended
+
+
+@pytest.fixture
+def on_ranks(tmp_path_factory):
+    """on_ranks(n, function) calls function(rank) in n processes: what each gives back, or where it
+    ends by an error or by sys.exit, a Result. With group=False they do not meet before the call.
+    """
+    children = {}
+
+    def call(n, function, group=True, ok=True, seconds=SECONDS):
+        folder = tmp_path_factory.mktemp("ranks")
+        for rank in range(n):
+            child = os.fork()
+            if child == 0:
+                os._exit(in_child(folder, rank, n, function, group))
+            children[child] = rank
+        deadline, statuses = time.monotonic() + seconds, {}
+        while children:
+            assert time.monotonic() < deadline, f"ranks wait for each other: {children}"
+            time.sleep(0.01)
+            for child, rank in list(children.items()):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    statuses[rank] = os.waitstatus_to_exitcode(status)
+                    del children[child]
+        results = [result(folder, rank, statuses[rank]) for rank in range(n)]
+        assert not (ok and any(statuses.values())), [getattr(x, "err", x) for x in results]
+        return results
+
+    yield call
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def in_child(folder, rank, n, function, group) -> int:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(n)}
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    meet, by_file = dist.init_process_group, {"init_method": f"file://{folder}/store"}
+    by_file |= {"rank": rank, "world_size": n, "timeout": timedelta(seconds=SECONDS / 2)}
+    dist.init_process_group = lambda backend, timeout=None: meet(backend, **by_file)
+    status = 0
+    try:
+        if group:
+            dist.init_process_group("gloo")
+        (folder / f"answer-{rank}").write_bytes(pickle.dumps(function(rank)))
+    except SystemExit as exit:
+        status = exit.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def result(folder, rank, status):
+    answer = folder / f"answer-{rank}"
+    if answer.exists():
+        return pickle.loads(answer.read_bytes())
+    return Result(status, *((folder / f"{name}-{rank}").read_text() for name in ("out", "err")))
+
+
+def script(flags):
+    """A function for on_ranks: what the script does when it is started."""
+
+    def run(rank):
+        sys.argv = ["ppo_parallel.py", *flags.split()]
+        ppo_parallel.join()
+        parts = ppo_parallel.make_agent, ppo_parallel.train, ppo.evaluation_policy
+        ppo.main("ppo_parallel", ppo_parallel.Args, *parts)
+        sys.exit(0)
+
+    return run
+
+
+def trained(flags, look=lambda run: run.hash()):
+    """A function for on_ranks: it trains and gives back what `look` finds in the rank's run."""
+
+    def train(rank):
+        seen, train = [], ppo_parallel.train
+        ppo_parallel.train = lambda args, run: seen.append(run) or train(args, run)
+        if rank > 0:
+            ppo_parallel.follow()
+        else:
+            args = parse(ppo_parallel, flags.split())
+            parts = ppo_parallel.make_agent, ppo.evaluation_policy
+            run = ppo.Run("ppo_parallel", args, *parts)
+            ppo_parallel.train(args, run)
+            run.finish()
+        return look(seen[0])
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "flags", [f"{PENDULUM} --target-kl 0.05", "--num-minibatches 4 --num-envs 4"]
+)
+def test_one_rank_is_ppo(on_ranks, command, flags):
+    flags += " --total-timesteps 540"
+    expected = command("ppo", flags, "--runs-dir", "plain").hash
+    assert command("ppo_parallel", flags, "--runs-dir", "alone").hash == expected
+    (alone,) = on_ranks(1, script(flags), group=False)  # as torch.distributed.run starts one
+    assert alone.hash == expected
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_all_ranks_end_with_one_hash(on_ranks, n):
+    """Across checkpoints, and with a last rollout that is shorter."""
+
+    def look(run):
+        return run.hash(), run.step_count, run.agent.obs_moments.count.item()
+
+    found = on_ranks(n, trained(f"{PENDULUM} --total-timesteps 552", look))
+    assert set(found) == {(found[0][0], 552, 552)}
+
+
+def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
+    """One minibatch without normalised advantages, so that the order does not matter."""
+    flags = "--num-envs 5 --num-steps 7 --total-timesteps 140 --no-norm-adv --update-epochs 3 "
+    flags += "--max-grad-norm 0.01 --target-kl 9 --eval-episodes 1 --ent-coef 0.01"
+    seen, update = [], ppo.update
+
+    def spied(agent, optimizer, batch, *rest):
+        before = copy.deepcopy(agent.state_dict())
+        scalars = update(agent, optimizer, batch, *rest)
+        seen.append((before, batch, scalars, copy.deepcopy(agent.state_dict())))
+        return scalars
+
+    def both(rank):
+        ppo.update = spied
+        trained(flags)(rank)
+        return seen[0]
+
+    (before, batch, scalars, after), (others, other_batch, _, _) = on_ranks(2, both)
+    args = parse(ppo, flags.split())
+    agent = ppo.make_agent(args, *spaces_of("CartPole-v1"))
+    agent.load_state_dict(before)
+    for name, tensor in others.items():
+        assert torch.equal(tensor, before[name]), name
+    whole = {name: torch.cat([tensor, other_batch[name]]) for name, tensor in batch.items()}
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    rng = np.random.default_rng(0)
+    expected = update(agent, optimizer, whole, args, args.clip_coef, rng, ppo.ppo_loss)
+    for name, tensor in agent.state_dict().items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-5, rtol=1e-4)
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
+        name = f"losses/{name}"
+        assert scalars[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+def spaces_of(env_id):
+    env = ppo.make_env(env_id)
+    return env.observation_space, env.action_space
+
+
+def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
+    """Of (3, 4, 0) and (0, 0, -12), whose norms are clipped to 0.5 later: the mean by hand. A
+    parameter without a gradient keeps none.
+    """
+    slopes = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, -12.0]])
+
+    def backward(rank):
+        agent = nn.ParameterDict({"used": torch.zeros(3), "unused": torch.zeros(2)})
+        loss, term = (agent["used"] * slopes[rank]).sum(), torch.tensor(5.0 + 2 * rank)
+        ppo_parallel.SharedLoss(agent, loss, [term]).backward()
+        return agent["used"].grad.tolist(), agent["unused"].grad, term.item()
+
+    assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], None, 6.0)] * 2
+
+
+def test_moments_of_groups_are_those_of_all_samples():
+    """Of (1, 5) and (4, 4, 10): mean 4.8, squares of the differences from it 42.8."""
+    counts, means = torch.tensor([2.0, 3.0]), torch.tensor([3.0, 6.0])
+    count, mean, var = ppo_parallel.merged_moments(counts, means, torch.tensor([4.0, 8.0]))
+    assert (count, mean) == (5, pytest.approx(4.8)) and 5 * var == pytest.approx(42.8)
+    with pytest.raises(AssertionError):
+        ppo_parallel.merged_moments(counts, means, torch.zeros(()))
+
+
+def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_ranks):
+    """Three ranks, three updates, of 2, 3, 5 and more samples of 7 numbers."""
+    rng = np.random.default_rng(0)
+    sizes = [(2, 3, 5), (11, 13, 17), (19, 1, 23)]
+    data = [[rng.normal(rank, 1 + rank, (n, 7)) for rank, n in enumerate(row)] for row in sizes]
+
+    def update(rank):
+        moments = ppo_parallel.RunningMoments((7,))
+        for row in data:
+            moments.update(row[rank])
+        return moments.count.item(), moments.mean.numpy(), moments.var.numpy()
+
+    everything = np.concatenate([x for row in data for x in row])
+    found = on_ranks(3, update)
+    for count, mean, var in found:
+        assert count == len(everything) == 94
+        np.testing.assert_allclose(mean, everything.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(var, everything.var(axis=0), rtol=1e-12)
+        np.testing.assert_array_equal([mean, var], found[0][1:])
+
+
+def test_all_ranks_end_their_epochs_by_the_kl_of_all(on_ranks):
+    """Which lies between those of the two: alone, one rank would go on without the other."""
+    kl_of_each, steps = [0.01, 0.05], []
+    ratios = [torch.full((4,), x) for x in (2 * np.array(kl_of_each)) ** 0.5]
+
+    class Optimizer(torch.optim.SGD):
+        def step(self):
+            steps.append(1)
+
+    def update(rank):
+        assert ppo.approx_kl(ratios[rank]).item() == pytest.approx(kl_of_each[rank], rel=0.2)
+        agent = nn.Linear(1, 1)
+        agent.device = "cpu"
+        ppo.ppo_loss = lambda *_: (agent(torch.ones(1)).sum(), {}, ratios[rank])
+        batch = dict.fromkeys(("obs", "advantages", "values", "returns"), torch.zeros(4))
+        args = ppo_parallel.Args(target_kl=0.02, update_epochs=5)
+        learner = Optimizer(agent.parameters(), 0.1), batch, args, 0.2
+        rng = np.random.default_rng(0)
+        found = ppo.update(agent, *learner, rng, loss_of=ppo_parallel.shared_loss)
+        return len(steps), found["losses/approx_kl"]
+
+    (epochs, kl), other = on_ranks(2, update)
+    assert (epochs, kl) == other and epochs == 1
+    expected = ppo.approx_kl(torch.cat(ratios)).item()
+    assert kl == pytest.approx(expected) and expected > 0.02
+
+
+def test_no_two_ranks_play_the_same_nor_what_evaluations_play(on_ranks):
+    """At the start and after each of two checkpoints: environments, NumPy's and torch's noise."""
+    drawn, noise, seeds, reset = [], [], [], ppo.reset
+
+    def look(rank):
+        share = ppo_parallel.share_state
+
+        def shared(run):
+            share(run)
+            drawn.append(run.rng.bit_generator.state["state"]["state"])
+            noise.append(torch.get_rng_state().numpy().tobytes())
+
+        ppo_parallel.share_state = shared
+        ppo.reset = lambda envs, *entropy: seeds.append(entropy) or reset(envs, *entropy)
+        trained("--num-envs 3 --num-steps 4 --checkpoint-frequency 36 --total-timesteps 108")(rank)
+        return drawn, noise, [seed for entropy in seeds[:3] for seed in env_seeds(3, *entropy)]
+
+    found = on_ranks(3, look)
+    assert [len(draws) for draws, _, _ in found] == [3] * 3
+    assert len({draw for draws, _, _ in found for draw in draws}) == 9
+    # nothing draws from rank 0's of torch, which goes on as in ppo
+    assert [len({*noise}) for _, noise, _ in found] == [1, 3, 3]
+    assert len({state for _, noise, _ in found for state in noise}) == 7
+    played = [seed for _, _, of_rank in found for seed in of_rank]
+    assert len({*played, *env_seeds(3, 1, 0, 1)}) == 30
+
+
+def test_first_weights_and_later_ones_are_those_of_rank_0(on_ranks, tmp_path):
+    """Who reads --init-weights alone, on a machine that may be the only one to have the file."""
+    run = ppo.Run("ppo", ppo.RunArgs(seed=9), ppo.make_agent, ppo.evaluation_policy)
+    np.savez(tmp_path / "first.npz", **run.arrays())
+    flags = "--init-weights first.npz --total-timesteps 512 --learning-rate 0 --eval-episodes 1"
+
+    def elsewhere(rank):
+        if rank > 0:
+            os.chdir("/")
+        return trained(flags)(rank)
+
+    assert on_ranks(2, elsewhere) == [run.hash()] * 2
+
+
+def test_ranks_that_lose_one_end_and_resume_to_the_same_hash(on_ranks, tmp_path):
+    """Rank 1 is killed between two checkpoints."""
+    flags = f"{PENDULUM} --total-timesteps 540 --target-kl 0.05"
+    whole = on_ranks(2, trained(f"{flags} --exp-name whole"))
+    update, calls = ppo.update, []
+
+    def killed(rank):
+        def dies(*arguments):
+            calls.append(1)
+            if rank == 1 and len(calls) == 6:  # at 360 of 540 steps, a checkpoint each 120
+                os.kill(os.getpid(), signal.SIGKILL)
+            return update(*arguments)
+
+        ppo.update = dies
+        trained(f"{flags} --exp-name killed")(rank)
+
+    first, second = on_ranks(2, killed, ok=False)
+    assert (first.status, second.status) == (1, -signal.SIGKILL) and "RuntimeError" in first.err
+    (folder,) = tmp_path.glob("runs/*/*/killed-*")
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] == 240
+    assert on_ranks(2, trained(f"--resume {folder}")) == whole
+    assert whole[0] == whole[1]
+
+
+def test_a_loss_that_is_not_finite_in_one_rank_ends_all_before_a_checkpoint(on_ranks, tmp_path):
+    loss, calls = ppo.ppo_loss, []
+
+    def broken(rank):
+        def nan(*arguments):
+            value, terms, log_ratio = loss(*arguments)
+            calls.append(1)
+            if rank == 1 and len(calls) == 20:  # the last one before the checkpoint at 256
+                value, terms = value * np.nan, {**terms, "policy_loss": value * np.nan}
+            return value, terms, log_ratio
+
+        ppo.ppo_loss = nan
+        flags = "--num-envs 4 --num-steps 16 --checkpoint-frequency 256 --total-timesteps 512"
+        trained(flags)(rank)
+
+    results = on_ranks(2, broken, ok=False)
+    assert "losses/policy_loss not finite at step 256" in results[0].err
+    saved = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 0 and results[1].status == 1
+
+
+def test_curves_show_the_episodes_of_all_ranks(on_ranks, tmp_path):
+    """An episode of rank r counts 100 r + 10; two for each rank and rollout."""
+
+    def marked(rank):
+        collect = ppo.collect_step
+
+        def ends(agent, run, args):
+            marks = list(run.finished)
+            step = collect(agent, run, args)
+            run.finished = marks
+            if run.step_count % run.args.iteration_steps == 0:
+                run.finished += [(100 * rank + 10, 1)] * 2
+            return step
+
+        ppo.collect_step = ends
+        flags = "--env-id environments:Clock-v0 --num-envs 1 --num-steps 4 --log-frequency 12 "
+        run = trained(f"{flags} --total-timesteps 36 --eval-episodes 1", lambda run: run)(rank)
+        return len(run.finished)
+
+    on_ranks(3, marked)
+    found = scalars(only_run(tmp_path))
+    for step in (12, 24, 36):
+        assert found["charts/episodic_return", step] == [pytest.approx(110)]
+
+
+REFUSED = {
+    "--num-minibatches 3": "num_minibatches=3 must divide num_envs * num_steps=256",
+    "--total-timesteps 1000": "num_envs * num_ranks=16 must divide total_timesteps=1000",
+    "--num-ranks 3": "num_ranks=3, but there are 2: start it by python -m torch.distributed.run",
+    "--evaluate nowhere.npz": "evaluate takes one process, not 2",
+    "--device cuda:0": "device=cuda:0: each rank takes a GPU of its own",
+    "--env-id Nowhere-v0": "environment Nowhere-v0",
+    "--env-id environments:Several-v0": "actions must be Discrete or a Box",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_it_cannot_take_is_said_once_and_in_a_line(on_ranks, tmp_path, flags):
+    first, second = on_ranks(2, script(flags), group=False, ok=False)
+    assert first.status == 2 and first.err.count("\n") == 1 and REFUSED[flags] in first.err
+    assert (second.status, second.out, second.err) == (0, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_ends_all(on_ranks):
+    first, second = on_ranks(2, script("--help"), group=False)
+    assert (first.status, second.status, second.out) == (0, 0, "") and "--num-ranks" in first.out
+
+
+def test_a_run_of_several_ranks_is_resumed_by_as_many_and_evaluated_by_one(
+    on_ranks, command, tmp_path
+):
+    flags = "--num-envs 2 --total-timesteps 512 --eval-episodes 2 --norm-obs"
+    first, second = on_ranks(2, script(flags), group=False)
+    assert (first.status, second.status, second.out + second.err) == (0, 0, "")
+    folder = only_run(tmp_path)
+    evaluated = command("ppo_parallel", "--evaluate", folder)
+    assert evaluated.line("evaluation") == first.line("evaluation")
+    assert json.loads((folder / "args.json").read_text())["args"]["num_ranks"] == 2
+    assert json.loads((folder / "result.json").read_text())["steps"] == 512
+    (folder / "checkpoint.pt").touch()
+    result = command("ppo_parallel", "--resume", folder, ok=False)
+    assert result.status == 2 and "num_ranks=2, but there are 1" in result.err
+
+
+def test_commands_of_the_page_parse():
+    text = (ROOT / "docs" / "variants.md").read_text()
+    text += (ROOT / "algos" / "ppo_parallel.py").read_text()
+    text += (ROOT / "benchmarks" / "variants.toml").read_text().replace("\n# ", " ")
+    found = re.findall(r"-m torch.distributed.run (--.*?ppo_parallel.py.*)", text)
+    assert len(found) >= 7
+    for command in found:
+        words = get_args_parser().parse_args(command.split())
+        assert (ROOT / words.training_script).exists()
+        if "--resume" not in command:
+            parse(ppo_parallel, words.training_script_args)
+
+
+@pytest.mark.slow
+def test_two_ranks_solve_cartpole(on_ranks):
+    found = on_ranks(2, trained("--num-envs 4", lambda run: run.evaluate().mean()), seconds=900)
+    assert min(found) > 475
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+PATH = str(ROOT / "algos" / "ppo_parallel.py")
+SLOW = "--num-envs 2 --total-timesteps 8192 --checkpoint-frequency 1024 --eval-episodes 2"
+
+
+def hash_of(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return re.findall(r"run hash +(\w+)", out)
+
+
+def started(*words, **keywords):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*TORCHRUN, *words], **pipes, **keywords)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_what_one_does(on_ranks, tmp_path):
+    """They know each other by an address; only the first one writes."""
+    expected = on_ranks(2, trained(SLOW))[0]
+    hosts = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        where = f"--nnodes 2 --node-rank {rank} --nproc-per-node 1 --master-addr 127.0.0.2"
+        words = f"{where} --master-port {29600 + os.getpid() % 300}".split()
+        hosts.append(started(*words, PATH, *SLOW.split(), cwd=tmp_path / str(rank)))
+    try:
+        assert [hash_of(host) for host in hosts] == [[expected], []]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert only_run(tmp_path / "0") and not list((tmp_path / "1").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["", "--async-envs"])
+def test_a_killed_rank_ends_all_and_all_resume_to_the_same_hash(on_ranks, tmp_path, flags):
+    expected = on_ranks(2, trained(f"{SLOW} --exp-name whole"))[0]
+    words = [*SLOW.split(), *flags.split(), "--exp-name", "killed"]
+    process = started("--nproc-per-node", "2", PATH, *words, start_new_session=True)
+    try:
+        for _ in range(1200):  # until the second checkpoint is there
+            time.sleep(0.1)
+            found = list(tmp_path.glob("runs/*/*/killed-*/checkpoint.pt"))
+            if found and torch.load(found[0], weights_only=True)["step"] > 0:
+                break
+        os.kill(children(process.pid)[1], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1 and "exitcode  : -9" in err
+        assert "--exp-name killed" not in commands_running()
+    finally:
+        process.kill()
+    resumed = started("--nproc-per-node", "2", PATH, "--resume", str(found[0].parent))
+    assert hash_of(resumed) == [expected]
+
+
+def children(pid) -> list[int]:
+    """Of a process, in the order in which it started them."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def commands_running() -> str:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return "\n".join(found)

@@ -1,0 +1,171 @@
+"""What lies in a run folder: whose it is, what may be in it, who writes it."""
+
+import collections
+import importlib
+import json
+import os
+import shutil
+
+import numpy as np
+import ppo
+import pytest
+import torch
+from conftest import new_run, parse, scalars, stopped, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_runs import TINY
+
+
+def half_a_run(**settings):
+    return stopped(
+        new_run(ppo, **TINY["ppo"], checkpoint_frequency=128, **settings), ppo.train, 319
+    )
+
+
+def about(folder):
+    return json.loads((folder / "args.json").read_text())
+
+
+def test_who_goes_on_with_the_work_of_another_script_is_told(command):
+    folder = half_a_run().folder
+    trained_by = about(folder)
+    theirs = trained_by["versions"] | {"script": "of yesterday", "torch": "2.0.0"}
+    (folder / "args.json").write_text(json.dumps(trained_by | {"versions": theirs}))
+    for flag in ("--evaluate", "--resume"):
+        said = command("ppo", flag, folder).err
+        words = f"torch 2.0.0, not {torch.__version__}; another version of its script"
+        assert f"{folder} was trained with {words}" in said
+    now = {"step": 256, "versions": trained_by["versions"]}
+    assert about(folder)["versions"] == theirs and about(folder)["resumed"] == [now]
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_curves_stay_in_order_when_the_clock_does_not(monkeypatch, hours):
+    folder = half_a_run(log_frequency=64).folder
+    whole = train(ppo, **TINY["ppo"], checkpoint_frequency=128, log_frequency=64)
+    whole.close()
+    now = ppo.time.time
+    monkeypatch.setattr(ppo.time, "time", lambda: now() + 3600 * hours)
+    train(
+        ppo, **TINY["ppo"], checkpoint_frequency=128, log_frequency=64, resume=str(folder)
+    ).close()
+    assert scalars(folder) == scalars(whole.folder)
+    events = EventAccumulator(str(folder), {"scalars": 0}).Reload()
+    steps = [event.step for event in events.Scalars("losses/value_loss")]
+    assert steps == sorted(set(steps)) and len(steps) == 8
+
+
+def test_a_folder_has_one_writer(capsys):
+    run = new_run(ppo, **TINY["ppo"])
+    run.start(agent=run.agent)
+    with pytest.raises(SystemExit, match="2"):
+        new_run(ppo, **TINY["ppo"], resume=str(run.folder))
+    assert f"another process trains in {run.folder}" in capsys.readouterr().err
+    run.close()
+    new_run(ppo, **TINY["ppo"], resume=str(run.folder)).close()
+
+
+class Part:
+    """Something that a script wants to find again."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_numbers_of_numpy_in_a_part_come_back_as_pythons():
+    state = {"level": np.int64(7), 3: [np.float32(0.5), (np.bool_(True), "text", None)]}
+    run = new_run(ppo, **TINY["ppo"])
+    run.start(agent=run.agent, part=Part(state))
+    run.close()
+    part = Part(None)
+    resumed = new_run(ppo, **TINY["ppo"], resume=str(run.folder))
+    resumed.start(agent=resumed.agent, part=part)
+    assert part.state == {"level": 7, 3: [0.5, (True, "text", None)]}
+    assert [type(x) for x in (part.state["level"], *part.state[3])] == [int, float, tuple]
+
+
+@pytest.mark.parametrize(
+    "state", [collections.deque([1, 2]), collections.defaultdict(list), np.zeros(3), Part(1)]
+)
+def test_a_checkpoint_that_could_not_be_read_leaves_the_last_one(state):
+    run, part = new_run(ppo, **TINY["ppo"]), Part({"good": 1})
+    run.start(agent=run.agent, part=part)
+    before = (run.folder / "checkpoint.pt").read_bytes()
+    part.state = {"bad": state}
+    run.step_count = run.checkpoint_steps
+    with pytest.raises(TypeError, match="no run could resume from these parts"):
+        run.end_iteration({})
+    assert (run.folder / "checkpoint.pt").read_bytes() == before
+    assert not list(run.folder.glob("*.tmp"))
+
+
+def test_a_full_disk_leaves_no_temporary_file(monkeypatch):
+    run = new_run(ppo)
+
+    def fsync(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        run.start(agent=run.agent)
+    assert not list(run.folder.glob("*.tmp")) and not (run.folder / "checkpoint.pt").exists()
+
+
+def test_what_cannot_be_resumed_is_not_said_to_be(monkeypatch):
+    run = new_run(ppo, **TINY["ppo"])
+    assert run.how_to_resume() == ""  # before its folder is made
+    monkeypatch.setattr(ppo.Run, "describe", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.start(agent=run.agent)
+    assert run.how_to_resume() == ""  # a checkpoint, but no args.json
+    monkeypatch.undo()
+    shutil.rmtree(run.folder)
+    run.close()
+    again = new_run(ppo, **TINY["ppo"])
+    again.start(agent=again.agent)
+    assert again.how_to_resume().endswith(f"--resume {again.folder}")
+
+
+def test_initial_weights_may_be_those_of_a_run_folder():
+    run = train(ppo, **TINY["ppo"])
+    run.finish()
+    again = new_run(ppo, **TINY["ppo"], init_weights=str(run.folder), seed=2)
+    assert again.hash() == run.hash() and again.folder is None
+
+
+def test_a_number_may_have_an_exponent(tmp_path):
+    (tmp_path / "own.toml").write_text("[ppo]\ntotal_timesteps = 1e6\nlearning_rate = 1e-3\n")
+    for argv in (["--total-timesteps", "1e6"], ["--total-timesteps=1e6"], ["--config", "own.toml"]):
+        args = parse(ppo, [*argv, "--ent-coef", "2.5e1", "--target-kl", "1e-2"])
+        assert args.total_timesteps == 10**6 and type(args.total_timesteps) is int
+        assert (args.ent_coef, args.target_kl) == (25.0, 0.01)
+    assert args.learning_rate == 1e-3
+
+
+def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused):
+    flags = "--env-id environments:Buggy-v0 --env-kwargs"
+    for kwargs in ('{"size": 2}', "{}"):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            command("ppo", flags, kwargs)
+    assert "unexpected keyword argument 'colour'" in refused("ppo", flags, '{"colour": 2}')
+
+
+def test_a_game_has_one_name(monkeypatch):
+    assert parse(ppo, ["--env-id", "ale_py:ALE/Pong-v5"]).env_id == "ALE/Pong-v5"
+
+
+@pytest.mark.parametrize("name", ["ppo", "td3"])
+def test_what_is_saved_of_training_is_not_an_evaluations(name, command):
+    """A film where there is no screen, for example."""
+    module = importlib.import_module(name)
+    run = train(module, **TINY[name] | {"env_id": "Pendulum-v1"}, capture_video=True)
+    run.finish()
+    films = sorted((run.folder / "videos").iterdir())
+    command(name, "--evaluate", run.folder)
+    assert sorted((run.folder / "videos").iterdir()) == films
+    torch.set_num_threads(1)

@@ -1,0 +1,96 @@
+"""Our seeds as event files: what TensorBoard reads of them is what a run of ours has."""
+
+import sys
+
+import pytest
+from cells import a_cell, a_run
+from conftest import ROOT, only_run, scalars
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import reference
+import report
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    return a_cell(tmp_path, monkeypatch)
+
+
+def write(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["reference.py", *words])
+    reference.main()
+
+
+def hparams(folder) -> dict:
+    """The row of the HParams page."""
+    events = EventAccumulator(str(folder)).Reload()
+    (content,) = events.PluginTagToContent("hparams").values()
+    values = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
+
+
+def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(script, tmp_path, monkeypatch):
+    (tmp_path / "results" / "variants").mkdir(parents=True)
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    flags = "--env-id Pendulum-v1 --total-timesteps 800 --learning-starts 200 --batch-size 16 "
+    flags += "--hidden-sizes 16 8 --eval-frequency 300 --log-frequency 200 --seed 7"
+    script("td3", *flags.split())
+    run = only_run(tmp_path)
+    report.write_cell("td3", [report.read_run(run)], report.RESULTS)
+    write(monkeypatch, "Pendulum-v1")
+    folder = tmp_path / "runs" / "reference" / "Pendulum-v1" / "td3" / "7"
+    # each point ends a hundredth of training, here with one of Pendulum's episodes of 200 steps
+    own = {key: value for key, value in scalars(run).items() if "episodic_return" in key[0]}
+    assert scalars(folder) == {key: pytest.approx(value, rel=1e-5) for key, value in own.items()}
+    assert [step for tag, step in sorted(own) if tag.startswith("charts")] == [200, 400, 600, 800]
+    assert [step for tag, step in sorted(own) if tag.startswith("eval")] == [300, 600, 800]
+    saved, row = hparams(run), hparams(folder)
+    assert saved["hidden_sizes"] == "(16, 8)" and row["exp_name"] == "reference"
+    assert row | {"exp_name": ""} == {k: v for k, v in saved.items() if k in row}
+    assert {"algo", "seed", "learning_rate"} <= row.keys()
+
+
+def test_the_same_command_again_replaces_them(results, monkeypatch, capsys):
+    for seeds in ((1, 2, 3), (2, 3, 5)):
+        cell = [a_run(seed, seed + 2.0) for seed in seeds]
+        report.write_cell("ppo-mine", cell, report.RESULTS)
+        write(monkeypatch, "CartPole-v1", "--runs-dir", "mine")
+        folder = results / "mine" / "reference" / "CartPole-v1" / "ppo-mine"
+        assert {path.name for path in folder.iterdir()} == {str(seed) for seed in seeds}
+    tag = "eval/episodic_return"
+    expected = {(tag, 50): [50.0], (tag, 100): [7.0], ("charts/episodic_return", 100): [4.0]}
+    assert scalars(folder / "5") == expected
+    assert capsys.readouterr().out.endswith("mine/reference/CartPole-v1/ppo-mine: 3 seeds\n")
+
+
+def test_a_name_is_a_config_one_of_its_tables_or_an_environment(results, monkeypatch, capsys):
+    def named(name):
+        return [(cell.env_id, cell.table) for cell in reference.chosen(cells, name)]
+
+    for env_id, table in (("A-v0", "ppo"), ("A-v0", "dqn"), ("x:B-v0", "ppo")):
+        run = a_run(1, 3.0) | {"env_id": env_id}
+        run["command"] = f"python algos/ppo.py --config benchmarks/small.toml:{table} --seed 1"
+        report.write_cell(table, [run], report.RESULTS)
+    cells = report.read_cells(report.RESULTS)
+    assert named("small") == [("A-v0", "dqn"), ("A-v0", "ppo"), ("x:B-v0", "ppo")]
+    assert named("small:ppo") == [("A-v0", "ppo"), ("x:B-v0", "ppo")]
+    assert named("A-v0") == [("A-v0", "dqn"), ("A-v0", "ppo")]
+    assert named("x:B-v0") == [("x:B-v0", "ppo")]
+    (report.RESULTS / "variants").mkdir()
+    capsys.readouterr()
+    for name in ("small:td3", "Nowhere-v0"):
+        with pytest.raises(SystemExit) as exit:
+            write(monkeypatch, "small", name)
+        err = capsys.readouterr().err
+        assert exit.value.code == 2 and err.count("\n") == 1
+        assert f"no results of {name}, only of" in err and "small; or of A-v0," in err
+    assert not (results / "runs").exists()
+
+
+def test_our_results_can_all_be_written_by_their_config():
+    cells = report.read_cells(report.RESULTS) + report.read_cells(report.RESULTS / "variants")
+    for cell in cells:
+        assert reference.config_of(cell), cell.about["command"]
+        assert cell in reference.chosen(cells, f"{reference.config_of(cell)}:{cell.table}")
