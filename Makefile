@@ -7,7 +7,7 @@
 # make torture  tries thousands of senseless command lines and a hundred kills
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
-# make screenshots   photographs TensorBoard over short runs in a headless Chromium, into pictures/
+# make screenshots   photographs TensorBoard, with a run beside our seeds, in a headless Chromium
 # make animations    trains a lander and a cheetah, unless runs/pictures/ has them, and films them
 
 PYTHON ?= python3

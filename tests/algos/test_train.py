@@ -6,7 +6,6 @@ hand.
 """
 
 import random
-import time
 
 import a2c
 import dqn
@@ -307,7 +306,7 @@ def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
 @pytest.mark.parametrize("module", [dqn, dqn_prioritised, dqn_quantile], ids=lambda x: x.__name__)
 def test_frames_of_atari_are_kept_once(monkeypatch, module, env_id, stack):
     buffers = calls(monkeypatch, dqn.ReplayBuffer, "__init__")
-    own = SMALL[dqn] | {"env_id": env_id, "total_timesteps": 10, "torch_threads": 1}
+    own = SMALL[dqn] | {"env_id": env_id, "total_timesteps": 20, "torch_threads": 1}
     own |= {"priority_exponent": 0.6} if module is dqn_quantile else {}
     own |= {"env_kwargs": f'{{"stack_num": {stack}}}'} if stack == 2 else {}
     train(module, num_envs=2, **own)
@@ -526,7 +525,6 @@ def test_evaluations_come_when_they_are_due(monkeypatch, script):
 
 def test_tensorboard_drops_what_a_killed_run_logged_after_its_checkpoint():
     run = stopped(small(ppo, checkpoint_frequency=40), ppo.train, after=59)
-    time.sleep(1)  # files are read in the order of their names, which begin with a second
     trained(ppo, checkpoint_frequency=40, resume=str(run.folder)).writer.close()
     events = EventAccumulator(str(run.folder)).Reload()
     for tag in ("losses/value_loss", "charts/episodic_return"):
