@@ -403,7 +403,8 @@ class Agent(nn.Module):
 def make_agent(args, obs_space, action_space, agent_class=Agent):
     real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
     if not real and not isinstance(action_space, gym.spaces.Discrete):
-        fail(f"actions must be Discrete or a Box of real numbers, not {action_space}")
+        several = "ppo_multidiscrete.py and ppo_hybrid.py take several at once"
+        fail(f"actions must be Discrete or a Box of real numbers, not {action_space}: {several}")
     images = len(obs_space.shape) == 3
     if (args.bf16 and not images) or (args.norm_obs and images):
         fail(f"bf16 is for images, norm_obs for vectors, not for {obs_space}")

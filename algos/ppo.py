@@ -62,7 +62,7 @@ class Args:
     update_epochs: int = 10  # Passes over each rollout.
     norm_adv: bool = True  # Normalises advantages in each minibatch to mean 0 and deviation 1.
     clip_coef: float = 0.2  # Change of the probability ratio beyond which nothing more is gained.
-    anneal_clip: bool = True  # Lowers clip_coef linearly to 0, along with the learning rate.
+    anneal_clip: bool = True  # Lowers clip_coef linearly to 0.
     clip_vloss: bool = False  # Clips the change of the value, too, by clip_coef [units of return].
     ent_coef: float = 0.0  # Weight of the entropy bonus.
     vf_coef: float = 0.5  # Weight of the value loss.
@@ -423,7 +423,8 @@ class Agent(nn.Module):
 def make_agent(args, obs_space, action_space, agent_class=Agent):
     real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
     if not real and not isinstance(action_space, gym.spaces.Discrete):
-        fail(f"actions must be Discrete or a Box of real numbers, not {action_space}")
+        several = "ppo_multidiscrete.py and ppo_hybrid.py take several at once"
+        fail(f"actions must be Discrete or a Box of real numbers, not {action_space}: {several}")
     images = len(obs_space.shape) == 3
     if (args.bf16 and not images) or (args.norm_obs and images):
         fail(f"bf16 is for images, norm_obs for vectors, not for {obs_space}")

@@ -119,9 +119,10 @@ class Agent(ppo.Agent):
 
 def make_env(env_id, **keywords):
     """One environment, whose observations are packed. A wrapper of yours belongs below gym.make."""
+    ppo.before_making(env_id)
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    packed = Packed(space) if space.is_np_flattenable else None
+    packed = Packed(space) if ppo.is_flattenable(space) else None
     if packed is None or not packed.shapes or packed.vector_size == 0:
         ppo.fail(f"{env_id}: observations must be a Dict or Tuple of images and vectors: {space}")
     env = gym.wrappers.TransformObservation(env, packed.pack, packed)
