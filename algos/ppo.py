@@ -665,7 +665,8 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(without_exponent(f"--{field}={value}"))
     if settings:
-        blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags)))
+        own = [] if typed.config else argv
+        blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
     words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
     args.typed = {word.removeprefix("no_") if not hasattr(args, word) else word for word in words}
@@ -1207,11 +1208,14 @@ class Run:
         path = self.folder / "args.json"
         if not path.exists():
             return
-        about = json.loads(path.read_text("utf-8-sig"))
-        trained = [about, *about.get("resumed", [])]
+        try:
+            about = json.loads(path.read_text("utf-8-sig"))
+            trained = [dict(x.get("versions", {})) for x in [about, *about.get("resumed", [])]]
+        except (ValueError, TypeError, AttributeError) as error:
+            fail(f"{path}: {error}")
         other = []
         for name, here in versions(type(self.args)).items():
-            there = {part.get("versions", {}).get(name, here) for part in trained} - {here}
+            there = {str(part.get(name, here)) for part in trained} - {here}
             if there and name == "script":
                 other.append("another version of its script")
             elif there:
@@ -1536,26 +1540,29 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
     """
     args = parse_args(name, args_class, sys.argv[1:])
     signal.signal(signal.SIGTERM, interrupt)  # ends as Ctrl-C does
-    run = Run(name, args, make_agent, evaluation_policy, make_envs)
+    run = None
     try:
+        run = Run(name, args, make_agent, evaluation_policy, make_envs)
         if args.evaluate:
             run.envs.close()
             return run.print_result(run.evaluate())
         train(run.args, run)
         run.finish()
     except KeyboardInterrupt as stopped:
-        print("; ".join(filter(None, ["\nstopped", run.how_to_resume()])), file=sys.stderr)
+        how = run.how_to_resume() if run else ""
+        print("; ".join(filter(None, ["\nstopped", how])), file=sys.stderr)
         sys.exit(128 + next(iter(stopped.args), signal.SIGINT))
     except MemoryError as error:
-        if run.folder is None:  # so it has not begun
+        if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")
         raise
     except Exception as error:  # Python prints the note below the traceback
-        if how := run.how_to_resume():
+        if how := run and run.how_to_resume():
             error.add_note(how)
         raise
     finally:
-        run.close()
+        if run:
+            run.close()
 
 
 # /// script

@@ -38,6 +38,13 @@ def test_who_goes_on_with_the_work_of_another_script_is_told(command):
     assert about(folder)["versions"] == theirs and about(folder)["resumed"] == [now]
 
 
+def test_who_trained_it_may_be_broken(command):
+    folder = half_a_run().folder
+    (folder / "args.json").write_text(json.dumps(about(folder) | {"resumed": [1]}))
+    result = command("ppo", "--evaluate", folder, ok=False)
+    assert result.status == 2 and f"{folder}/args.json: " in result.err
+
+
 @pytest.mark.parametrize("hours", [-1, 0, 1])
 def test_curves_stay_in_order_when_the_clock_does_not(monkeypatch, hours):
     folder = half_a_run(log_frequency=64).folder

@@ -208,7 +208,8 @@ def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
     monkeypatch.setattr(
         kind, "add", lambda b, *row, **step: (buffers.append(b), add(b, *row, **step))
     )
-    settings = {"num_steps": 13} if kind.__name__ == "RolloutBuffer" else {"buffer_size": 17}
+    replay = {"buffer_size": 17, "learning_starts": 5, "batch_size": 3}
+    settings = {"num_steps": 13} if kind.__name__ == "RolloutBuffer" else replay
     env = "DoomedBox" if name == "td3" else "Doomed"
     train(module, env_id=f"environments:{env}-v0", total_timesteps=13, num_envs=1, **settings)
     buffer = buffers[0]
