@@ -1,7 +1,8 @@
-"""PPO with networks of one's own: RLlib's convolutions, a shared trunk, batch normalisation.
+"""PPO with networks of one's own: RLlib's convolutions, IMPALA's residual network, a shared trunk,
+batch normalisation.
 
-Papers    batch normalisation arXiv 1502.03167; PPO as in ppo.py. It imports ppo.py, which must lie
-          beside it, and holds only what differs.
+Papers    batch normalisation arXiv 1502.03167, IMPALA arXiv 1802.01561; PPO as in ppo.py. It
+          imports ppo.py, which must lie beside it, and holds only what differs.
 Run       python algos/ppo_network.py                      CartPole-v1, with a shared trunk
           python algos/ppo_network.py --batch-norm --env-id tasks:MilliCartPole-v0
           python algos/ppo_network.py --config benchmarks/atari.toml:ppo --env-id ALE/Pong-v5
@@ -9,6 +10,7 @@ Run       python algos/ppo_network.py                      CartPole-v1, with a s
 What differs from ppo.py:
 - images of 84 x 84 pixels go through RLlib's convolutions, with 16, 32 and 256 channels; what is
   left is one pixel, and the policy's last layer a 1 x 1 convolution of it, as it is there;
+- with --impala images of any size go through IMPALA's residual network, without its memory;
 - policy and value share all but their last layers, or, with --no-share-trunk, nothing;
 - with --batch-norm each hidden layer is normalised before its activation, by running statistics in
   the loss, too: by a minibatch's own an observation would mean something else beside others. Each
@@ -30,11 +32,14 @@ MOMENTUM = 0.02  # of running statistics: torch's 0.1 changes the policy too muc
 class Args(ppo.RunArgs):
     share_trunk: bool = True  # Policy and value share all but their last layers.
     batch_norm: bool = False  # Normalises what hidden layers give out, before their activations.
+    impala: bool = False  # Images: IMPALA's residual network instead of RLlib's convolutions.
 
     def check(self):
         super().check()
         if self.bf16 and not self.share_trunk:
             ppo.fail("bf16 is for convolutions that policy and value share")
+        if self.impala and self.batch_norm:
+            ppo.fail("batch_norm is not for the residual network of impala")
 
 
 @torch.no_grad()
@@ -73,26 +78,58 @@ def convolutions(args, image_shape):
     return layers
 
 
+class Residual(nn.Module):
+    """x + conv(ReLU(conv(ReLU(x)))): (batch, channels, h, w) -> the same."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        convs = [ppo.initialise(nn.Conv2d(channels, channels, 3, padding=1)) for _ in range(2)]
+        self.layers = nn.Sequential(nn.ReLU(), convs[0], nn.ReLU(), convs[1])
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def impala_layers(args, image_shape):
+    """The large network of arXiv 1802.01561, figure 3, without LSTM: (batch, n, h, w) -> (batch,
+    256). Each of three blocks halves height and width.
+    """
+    channels, *size = image_shape
+    layers = []
+    for n in (16, 32, 32):
+        layers += [ppo.initialise(nn.Conv2d(channels, n, 3, padding=1))]
+        layers += [nn.MaxPool2d(3, stride=2, padding=1), Residual(n), Residual(n)]
+        channels = n
+        size = [(pixels + 1) // 2 for pixels in size]
+    last = ppo.initialise(nn.Linear(channels * size[0] * size[1], 256))
+    return [*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU()]
+
+
 class Agent(ppo.Agent):
     """ppo's, with other networks. `make_networks` is the place for yours."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        def hidden(wanted):  # new layers at each call: two networks must not share by mistake
-            make = convolutions if self.sees_images else hidden_layers
-            return make(args, input_shape) if wanted else []
-
         images = self.sees_images
         if images:
             ppo.refuse_typed(args, "hidden_size activation", "with images")
+            make = impala_layers if args.impala else convolutions
+        else:
+            ppo.refuse_typed(args, "impala", "with vectors")
+            make = hidden_layers
+
+        def hidden(wanted):  # new layers at each call: two networks must not share by mistake
+            return make(args, input_shape) if wanted else []
+
         share = args.share_trunk
         self.trunk = nn.Sequential(*hidden(share))  # of no layers it gives out what it gets
         self.actor = nn.Sequential(*hidden(not share))
-        if images:
-            self.actor.extend([ppo.initialise(nn.Conv2d(256, num_outputs, 1), 0.01), nn.Flatten()])
-        else:
-            self.actor.append(ppo.initialise(nn.Linear(args.hidden_size, num_outputs), 0.01))
-        self.critic = nn.Sequential(*hidden(not share), *([nn.Flatten()] if images else []))
-        self.critic.append(ppo.initialise(nn.Linear(256 if images else args.hidden_size, 1), 1.0))
+        pixel = make is convolutions  # what they give out is an image of one pixel
+        n = 256 if images else args.hidden_size
+        last = nn.Conv2d(n, num_outputs, 1) if pixel else nn.Linear(n, num_outputs)
+        flatten = [nn.Flatten()] if pixel else []
+        self.actor.extend([ppo.initialise(last, 0.01), *flatten])
+        self.critic = nn.Sequential(*hidden(not share), *flatten)
+        self.critic.append(ppo.initialise(nn.Linear(n, 1), 1.0))
 
     def features(self, obs):  # (batch, *obs_shape) -> what policy and value take
         features = super().features(obs)  # of images, what the trunk makes of them

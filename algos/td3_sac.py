@@ -171,7 +171,8 @@ class Agent(td3.Agent):
         n = obs_dim + self.action_dim
         sizes = args.hidden_sizes
         self.actor = td3.relu_mlp(obs_dim, sizes, 2 * self.action_dim)
-        self.critics = nn.ModuleList(td3.relu_mlp(n, sizes, args.quantiles) for _ in range(2))
+        critic_sizes = n, sizes, args.quantiles, args.layer_norm
+        self.critics = nn.ModuleList(td3.relu_mlp(*critic_sizes) for _ in range(2))
         self.given_alpha = args.alpha
         target = args.target_entropy
         self.log_alpha = nn.Parameter(torch.zeros(()))  # learned, unless alpha is given
@@ -182,8 +183,8 @@ class Agent(td3.Agent):
     def alpha(self):  # a constant to all but alpha_loss
         return self.log_alpha.detach().exp() if self.given_alpha is None else self.given_alpha
 
-    def policy(self, obs):  # (batch, obs_dim) -> mean, log sigma (batch, action_dim)
-        mean, log_std = self.actor(obs).chunk(2, dim=1)
+    def policy(self, features):  # (batch, obs_dim) -> mean, log sigma (batch, action_dim)
+        mean, log_std = self.actor(features).chunk(2, dim=1)
         # below, densities have no bound; above, sigma 7.4, nearly all actions are at theirs
         return mean, log_std.clamp(-5, 2)
 
@@ -200,7 +201,7 @@ class Agent(td3.Agent):
     @torch.no_grad()
     def act(self, obs, rng, noise=0.0):
         """(num_envs, obs_dim) -> (num_envs, action_dim) in [-1, 1]; without noise tanh(mean)."""
-        u, log_std = self.policy(torch.as_tensor(obs, device=self.device))
+        u, log_std = self(torch.as_tensor(obs, device=self.device))
         if noise > 0:
             drawn = noise * rng.standard_normal(u.shape, np.float32)
             u = u + log_std.exp() * torch.as_tensor(drawn, device=self.device)

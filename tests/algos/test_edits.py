@@ -609,7 +609,7 @@ def test_an_edited_q_network_acts_by_what_it_learns(edit, edited):
 
 def test_an_edited_actor_acts_by_what_it_learns(edited):
     agents, args = [], td3.RunArgs(hidden_sizes=(16, 16))
-    module = edited("td3", ("return self.actor(obs)", "return -1 * self.actor(obs)"))
+    module = edited("td3", ("return self.actor(features)", "return -1 * self.actor(features)"))
     for script in (module, td3):
         torch.manual_seed(0)
         agents.append(script.Agent(args, 3, -np.ones(2), np.ones(2)))

@@ -59,6 +59,45 @@ def test_the_shapes_are_those_of_rllib(share_trunk, layers):
     assert {name: tuple(x.shape) for name, x in state.items()} == expected
 
 
+@pytest.mark.parametrize("share_trunk, trunks", [(True, 1), (False, 2)])
+def test_impala_has_the_shapes_and_the_parameters_of_the_paper(share_trunk, trunks):
+    """By hand: first convolutions 4 9 16 + 16 = 592, 16 9 32 + 32 = 4,640, 32 9 32 + 32 = 9,248,
+    four others in each block, 2,320 or 9,248 each; 84 pixels become 42, 21, 11, and 32 11 11 =
+    3,872 features 256 by 991,488; heads 256 3 + 3 = 771 and 257.
+    """
+    agent = random_agent(IMAGES, impala=True, share_trunk=share_trunk)
+    trunk = 592 + 4 * 2320 + 4640 + 4 * 9248 + 9248 + 4 * 9248 + 991_488
+    assert sum(p.numel() for p in agent.parameters()) == trunks * trunk + 771 + 257
+    shapes, part = [], agent.trunk if share_trunk else agent.critic
+    with torch.no_grad():
+        x = torch.zeros(BATCH, 4, 84, 84)
+        for layer in part:
+            x = layer(x)
+            if isinstance(layer, nn.MaxPool2d | nn.Linear):
+                shapes.append(tuple(x.shape[1:]))
+    assert shapes == [(16, 42, 42), (32, 21, 21), (32, 11, 11), (256,), (1,)][: 3 + trunks]
+
+
+def test_a_residual_block_by_hand():
+    """Kernels that pass on each pixel, the second one threefold: -1 stays, 2 becomes 2 + 3 2."""
+    block = ppo_network.Residual(2)
+    for layer, factor in zip(block.layers[1::2], (1.0, 3.0), strict=True):
+        nn.init.dirac_(layer.weight)
+        layer.weight.data *= factor
+    x = torch.tensor([-1.0, 2.0]).repeat(1, 2, 3, 1)
+    torch.testing.assert_close(block(x), torch.tensor([-1.0, 8.0]).repeat(1, 2, 3, 1))
+
+
+def test_impala_trains_on_images_of_any_size(refused):
+    settings = dict(num_envs=2, num_steps=4, total_timesteps=16, torch_threads=1, impala=True)
+    run = new_run(ppo_network, env_id="environments:Colour-v0", **settings)
+    first = {name: array.copy() for name, array in run.arrays().items()}
+    ppo_network.train(run.args, run)
+    assert not [k for k, array in run.arrays().items() if np.array_equal(array, first[k])]
+    assert "impala=True has no effect with vectors" in refused("ppo_network", "--impala")
+    assert "batch_norm" in refused("ppo_network", "--impala", "--batch-norm")
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("share_trunk", [False, True])
 def test_the_weights_travel_to_keras_and_back(share_trunk, batch_norm):

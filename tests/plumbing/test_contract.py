@@ -179,7 +179,10 @@ def test_train_can_read_every_info(asynchronous):
             assert isinstance(info["ragged"], np.ndarray) and 1 <= len(info["ragged"]) < 6
 
 
-ENDS = {"ppo": [{}, {"norm_obs": True, "norm_reward": True}], "td3": [{}, {"twin": False}]}
+ENDS = {
+    "ppo": [{}, {"norm_obs": True, "norm_reward": True}],
+    "td3": [{}, {"twin": False}, {"norm_obs": True}],
+}
 ENDS["a2c"], c51 = ENDS["ppo"], dict(n_atoms=11, v_min=0, v_max=5)
 ENDS["dqn"] = [{}, {"double": True, "n_step": 1}, c51, c51 | {"double": True, "dueling": True}]
 ENDS |= {"dqn_quantile": [{}], "ppo_pqn": [{}], "td3_sac": [{}, {"quantiles": 5, "drop": 2}]}

@@ -27,6 +27,7 @@ import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
+from gymnasium.spaces import Box
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -538,6 +539,9 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_pa
     flags = SHORT[name].split()
     if "x_velocity" in patch or "x_position" in patch:
         flags += ["--env-id", "HalfCheetah-v5"]
+    if "Conv2d" in patch:
+        flags = "--env-id environments:Colour-v0 --total-timesteps 80 --eval-episodes 1".split()
+        flags += "--learning-starts 40 --batch-size 4 --buffer-size 80".split()
     plain = script(name, *flags, "--runs-dir", "plain").hash
     copy = tmp_path / Path(path).name
     copy.write_text(patched(path, patch))
@@ -562,6 +566,7 @@ def test_all_changes_were_found():
     titles = {title.split(",")[0] for title, *_ in CHANGES}
     assert titles == {
         "The network",
+        "IMPALA's residual network",
         "The optimizer",
         "A term of the loss",
         "A wrapper",
@@ -574,6 +579,23 @@ def test_all_changes_were_found():
         "Weights & Biases",
         "Trackio",
     }
+
+
+def test_the_residual_network_of_dqn_is_that_of_ppo_network(tmp_path, monkeypatch):
+    """Of the same weights the same features; test_ppo_network counts the parameters by hand."""
+    (patch,) = (patch for title, _, _, patch in CHANGES if "residual" in title)
+    (tmp_path / "dqn_impala.py").write_text(patched("algos/dqn.py", patch))
+    monkeypatch.syspath_prepend(tmp_path)
+    dqn, ppo_network = map(importlib.import_module, ("dqn_impala", "ppo_network"))
+    images = Box(0, 255, (3, 37, 53), np.uint8)
+    network = dqn.QNetwork(dqn.Args(), images, 7)
+    layers = torch.nn.Sequential(*ppo_network.impala_layers(None, images.shape))
+    ours = [*network.trunk.parameters(), *network.q_head[0].parameters()]
+    for p, q in zip(ours, layers.parameters(), strict=True):
+        p.data[:] = q
+    obs = torch.tensor(np.random.default_rng(0).integers(256, size=(2, 3, 37, 53), dtype=np.uint8))
+    found = network.q_head[:2](network.features(obs))
+    torch.testing.assert_close(found, layers(obs / 255), rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_variant_may_replace_are_arguments():
