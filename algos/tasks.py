@@ -416,17 +416,17 @@ gym.register("BitFlip-v0", BitFlip, max_episode_steps=12)
 
 
 class Reach(gym.Env):
-    """An arm of three links in the plane is to touch a point, drawn anew in every episode. A step
-    turns each joint by at most 0.15 rad and costs 1 until the tip is nearer than 0.05.
+    """An arm of two links in the plane is to touch a point, drawn anew in every episode. A step
+    turns each joint by at most 0.3 rad and costs 1 until the tip is nearer than 0.1.
 
-    The arm is 3 long, so a random tip is that near with a probability of about 0.0005.
+    The arm is 2 long, so two random poses are that near with a probability of 0.004.
     """
 
-    action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
     def __init__(self):
-        point = gym.spaces.Box(-3, 3, (2,), np.float32)
-        joints = gym.spaces.Box(-1, 1, (6,), np.float32)  # their cosines, then sines
+        point = gym.spaces.Box(-2, 2, (2,), np.float32)
+        joints = gym.spaces.Box(-1, 1, (4,), np.float32)  # their cosines, then sines
         parts = {"achieved_goal": point, "desired_goal": point, "observation": joints}
         self.observation_space = gym.spaces.Dict(parts)
 
@@ -435,28 +435,28 @@ class Reach(gym.Env):
         return np.float32([np.cos(angles).sum(), np.sin(angles).sum()])
 
     def observe(self):
-        joints = np.float32([*np.cos(self.joints), *np.sin(self.joints)])
         tip = self.tip(self.joints)
+        joints = np.float32([*np.cos(self.joints), *np.sin(self.joints)])
         return {"achieved_goal": tip, "desired_goal": self.goal.copy(), "observation": joints}
 
     def compute_terminated(self, achieved_goal, desired_goal, info):
-        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.05
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.1
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.joints, joints_there = self.np_random.uniform(-np.pi, np.pi, (2, 3))
+        self.joints, joints_there = self.np_random.uniform(-np.pi, np.pi, (2, 2))
         self.goal = self.tip(joints_there)
         return self.observe(), {}
 
     def step(self, action):
-        self.joints = self.joints + 0.15 * np.float64(action)
+        self.joints = self.joints + 0.3 * np.float64(action)
         obs = self.observe()
-        goals = obs["achieved_goal"], obs["desired_goal"]
-        arrived = bool(self.compute_terminated(*goals, {}))
-        reward = float(self.compute_reward(*goals, {}))
+        pair = obs["achieved_goal"], obs["desired_goal"]
+        arrived = bool(self.compute_terminated(*pair, {}))
+        reward = float(self.compute_reward(*pair, {}))
         return obs, reward, arrived, False, {"is_success": arrived}
 
 
