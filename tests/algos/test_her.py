@@ -368,7 +368,8 @@ def test_what_has_no_goals_is_refused(refused, name):
     assert "has no compute_reward(achieved_goal, desired_goal, info)" in said
     plain = "CartPole-v1" if name == "dqn_her" else "Pendulum-v1"
     assert f"environment {plain} has no achieved_goal" in refused(name, f"--env-id {plain}")
-    assert "n_step=3 must be 1" in refused(name, "--n-step 3")
+    short = "--total-timesteps 60 --learning-starts 50 --eval-episodes 1"
+    assert "n_step=3 must be 1" in refused(name, f"--n-step 3 {short}")
     assert "n_sampled_goal=-1 must lie" in refused(name, "--n-sampled-goal -1")
 
 
