@@ -12,7 +12,8 @@ It imports td3.py, which must lie beside it, and holds only what differs:
 - with probability k / (k + 1) a step that is sampled gets another goal: what its episode reached
   with this step or a later one, all equally likely. Of an episode that runs it is the steps so far;
 - its reward is then what compute_reward says of achieved_goal after the step, with an empty info;
-  so is the end of the task where there is a compute_terminated, and else it stays as it was.
+  so is the end of the task by compute_terminated, in panda-gym by the task's is_success; without
+  either it stays as it was.
 With --n-sampled-goal 0 it is td3, to the last bit.
 """
 
@@ -87,7 +88,7 @@ class Hindsight:
         self.achieved = place_of(space, "achieved_goal")
         self.desired = place_of(space, "desired_goal")
         self.compute_reward = attribute(env, "compute_reward")
-        self.compute_terminated = attribute(env, "compute_terminated")
+        self.compute_terminated = attribute(env, "compute_terminated") or panda_success(env)
         self.total = 0  # rows added so far
         self.first = np.arange(self.num_envs)  # row with which each one's running episode began
         goal_size = gym.spaces.flatdim(self.goal_space)
@@ -198,6 +199,12 @@ def place_of(space, name: str) -> slice:
 def attribute(env, name: str):
     """Of a wrapper or of the environment itself; None if there is none."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def panda_success(env):
+    """What ends the tasks of panda-gym, which have no compute_terminated; None in others."""
+    is_success = getattr(getattr(env.unwrapped, "task", None), "is_success", None)
+    return is_success and (lambda achieved, desired, info: is_success(achieved, desired))
 
 
 if __name__ == "__main__":

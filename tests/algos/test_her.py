@@ -242,6 +242,21 @@ def test_without_compute_terminated_the_end_stays_where_it_was(module):
     assert batch["terminated"].any()
 
 
+def test_a_task_of_panda_gym_ends_with_success():
+    env = Trail()
+    env.has_wrapper_attr = lambda name: name != "compute_terminated"
+    near = lambda achieved, desired: (abs(achieved - desired) <= 10).all(axis=-1)  # noqa: E731
+    env.task = SimpleNamespace(is_success=near)
+    script = Script(td3_her, 21, 3, env)
+    script.step(7)
+    batch, which = script.sample(211)
+    reached = script.held()[0][3][which][:, ACHIEVED]
+    goals = batch["obs"][:, DESIRED]
+    new = goals[:, 0] > -100
+    assert batch["terminated"][new].tolist() == near(reached, goals)[new].tolist()
+    assert 0 < new.sum() < 211 and 0 < batch["terminated"][new].sum() < new.sum()
+
+
 def test_goals_come_as_the_environment_declares_them():
     seen = []
 
