@@ -370,6 +370,95 @@ class Golf(gym.Env):
         return self.flag, float(reward), True, False, {}
 
 
-gym.register("Golf-v0", Golf)
-gym.register("GolfClub-v0", Golf, kwargs={"only": "club"})
-gym.register("GolfSwing-v0", Golf, kwargs={"only": "swing"})
+for name, only in (("Golf", None), ("GolfClub", "club"), ("GolfSwing", "swing")):
+    gym.register(f"{name}-v0", Golf, kwargs={"only": only})
+
+
+class BitFlip(gym.Env):
+    """n bits and a goal, drawn anew in every episode; an action flips one bit. Each step costs 1
+    until all bits are as the goal has them: on average 5 for n = 12, where few random walks arrive.
+
+    Section 4.2 of arXiv 1707.01495.
+    """
+
+    def __init__(self, n=12):
+        bits = gym.spaces.MultiBinary(n)
+        parts = {"achieved_goal": bits, "desired_goal": bits, "observation": bits}
+        self.observation_space = gym.spaces.Dict(parts)
+        self.action_space = gym.spaces.Discrete(n)
+        self.n = n
+
+    def observe(self):
+        bits = self.bits.copy()
+        return {"achieved_goal": bits, "desired_goal": self.goal.copy(), "observation": bits}
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return (achieved_goal == desired_goal).all(axis=-1)
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bits = self.np_random.integers(2, size=self.n, dtype=np.int8)
+        self.goal = self.bits.copy()
+        while (self.goal == self.bits).all():
+            self.goal = self.np_random.integers(2, size=self.n, dtype=np.int8)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.bits[action] ^= 1
+        reward = self.compute_reward(self.bits, self.goal, {})
+        arrived = bool(self.compute_terminated(self.bits, self.goal, {}))
+        return self.observe(), float(reward), arrived, False, {"is_success": arrived}
+
+
+gym.register("BitFlip-v0", BitFlip, max_episode_steps=12)
+
+
+class Reach(gym.Env):
+    """An arm of two links in the plane is to touch a point, drawn anew in every episode. A step
+    turns each joint by at most 0.3 rad and costs 1 until the tip is nearer than 0.1.
+
+    The arm is 2 long, so two random poses are that near with a probability of 0.004.
+    """
+
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self):
+        point = gym.spaces.Box(-2, 2, (2,), np.float32)
+        joints = gym.spaces.Box(-1, 1, (4,), np.float32)  # their cosines, then sines
+        parts = {"achieved_goal": point, "desired_goal": point, "observation": joints}
+        self.observation_space = gym.spaces.Dict(parts)
+
+    def tip(self, joints):
+        angles = np.cumsum(joints)
+        return np.float32([np.cos(angles).sum(), np.sin(angles).sum()])
+
+    def observe(self):
+        tip = self.tip(self.joints)
+        joints = np.float32([*np.cos(self.joints), *np.sin(self.joints)])
+        return {"achieved_goal": tip, "desired_goal": self.goal.copy(), "observation": joints}
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.1
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.joints, joints_there = self.np_random.uniform(-np.pi, np.pi, (2, 2))
+        self.goal = self.tip(joints_there)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.joints = self.joints + 0.3 * np.float64(action)
+        obs = self.observe()
+        pair = obs["achieved_goal"], obs["desired_goal"]
+        arrived = bool(self.compute_terminated(*pair, {}))
+        reward = float(self.compute_reward(*pair, {}))
+        return obs, reward, arrived, False, {"is_success": arrived}
+
+
+gym.register("Reach-v0", Reach, max_episode_steps=50)

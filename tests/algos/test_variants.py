@@ -21,6 +21,7 @@ WORLDS = (
 )
 WORLDS += "2 --total-timesteps 1920 --checkpoint-frequency 576 --eval-episodes 4 --norm-obs "
 RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
+    f"dqn_her {QUICK} --n-step 1 --double --n-atoms 5 --num-envs 2",
     f"dqn_mask {QUICK} --double --dueling --num-envs 2",
     f"dqn_prioritised {QUICK} --batch-size 101",
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
@@ -45,10 +46,13 @@ RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex 
     f"ppo_rnd {ON_POLICY}",
     f"td3_sac {CONTINUOUS}",
     f"td3_sac {CONTINUOUS} --quantiles 5 --drop 2 --alpha 0.1 --n-step 3 --num-envs 2",
+    f"td3_her {CONTINUOUS} --env-id tasks:Reach-v0 --num-envs 3",
+    f"td3_sac_her {CONTINUOUS} --env-id tasks:Reach-v0",
 ]
 
 CURVES = {  # of a variant's own
     "dqn_quantile": "losses/td_loss losses/q_values losses/q_spread",
+    "dqn_her": "charts/success_rate",
     "ppo_rnd": "charts/bonus losses/prediction_error losses/bonus_value_loss",
 }
 

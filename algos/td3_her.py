@@ -1,0 +1,211 @@
+"""TD3 with hindsight experience replay (HER): a step is also learned from as if its goal had been
+what its episode reached later, so that rewards teach long before the first success.
+
+Papers    HER arXiv 1707.01495, its strategy "future"; TD3 as in td3.py.
+Run       python algos/td3_her.py --config variants                      tasks:Reach-v0
+          python algos/td3_her.py --env-id panda_gym:PandaReach-v3       pip install panda-gym
+
+It imports td3.py, which must lie beside it, and holds only what differs:
+- observations are a Dict with achieved_goal, desired_goal and more, such as observation, and the
+  environment has compute_reward(achieved_goal, desired_goal, info), for one step or for many: these
+  are the goal environments of gymnasium-robotics, panda-gym and highway-env;
+- with probability k / (k + 1) a step that is sampled gets another goal: what its episode reached
+  with this step or a later one, all equally likely. Of an episode that runs it is the steps so far;
+- its reward is then what compute_reward says of achieved_goal after the step, with an empty info;
+  so is the end of the task by compute_terminated, in panda-gym by the task's is_success; without
+  either it stays as it was.
+With --n-sampled-goal 0 it is td3, to the last bit.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import td3
+import torch
+
+
+@dataclass
+class Args(td3.RunArgs):
+    env_id: str = "tasks:Reach-v0"  # Environment with goals.
+    n_sampled_goal: int = 4  # k: samples with a goal of hindsight for each one with its own.
+
+    def check(self):
+        super().check()
+        check(self)
+
+
+def check(args):
+    td3.require_range(args, "n_sampled_goal")
+    if args.n_step != 1:
+        td3.fail(f"n_step={args.n_step} must be 1: a new goal is that of a single step")
+
+
+def train(args: Args, run: td3.Run, parent=td3):
+    with make_goal_env(args, td3.make_env) as env:
+        hindsight = Hindsight(run, env)
+        buffer = ReplayBuffer(run, hindsight)
+        parent.train(args, run, buffer=buffer, parts={"hindsight": hindsight})
+
+
+class ReplayBuffer(td3.ReplayBuffer):
+    """td3's, of single steps, with goals of hindsight."""
+
+    def __init__(self, run, hindsight):
+        args = run.args
+        sizes = args.num_envs, *run.obs_space.shape, run.agent.action_dim
+        super().__init__(args.buffer_size, *sizes)
+        self.hindsight = hindsight
+
+    def add(self, obs, actions, rewards, next_obs, terminated, truncated):
+        super().add(obs, actions, rewards, next_obs, terminated, truncated)
+        self.hindsight.add(next_obs, terminated, truncated)
+
+    def sample(self, batch_size, n_step, gamma, rng):
+        slots = rng.integers(min(self.total, self.capacity), size=batch_size)
+        batch = {name: array[slots] for name, array in self.arrays.items()}
+        batch["discounts"] = np.full(batch_size, gamma, np.float32)
+        rows = self.total - 1 - (self.total - 1 - slots) % self.capacity
+        return self.hindsight.relabel(batch, rows, rng)
+
+
+class Hindsight:
+    """What every step in a replay buffer reached, where its episode ended, and other goals for it.
+
+    Rows are numbered from 0 as they are added, those of all environments in turn: the step after
+    row r is row r + num_envs. As the buffer does, it holds the last `capacity`.
+    """
+
+    def __init__(self, run, env):
+        self.run = run
+        self.num_envs = run.args.num_envs
+        self.capacity = run.args.buffer_size
+        self.probability = run.args.n_sampled_goal / (run.args.n_sampled_goal + 1)
+        space = dict_space(env)
+        self.goal_space = space["desired_goal"]
+        self.achieved = place_of(space, "achieved_goal")
+        self.desired = place_of(space, "desired_goal")
+        self.compute_reward = attribute(env, "compute_reward")
+        self.compute_terminated = attribute(env, "compute_terminated") or panda_success(env)
+        self.total = 0  # rows added so far
+        self.first = np.arange(self.num_envs)  # row with which each one's running episode began
+        goal_size = gym.spaces.flatdim(self.goal_space)
+        self.arrays = {
+            "reached": np.zeros((self.capacity, goal_size), np.float32),  # after the step
+            "terminated": np.zeros(self.capacity, np.bool_),
+            "last": np.zeros(self.capacity, np.int64),  # row of its episode, once that is over
+        }
+
+    def add(self, next_obs, terminated, truncated):
+        """One step of every environment, as the replay buffer gets it."""
+        rows = self.total + np.arange(self.num_envs)
+        self.arrays["reached"][rows % self.capacity] = next_obs[:, self.achieved]
+        self.arrays["terminated"][rows % self.capacity] = terminated
+        self.total += self.num_envs
+        for i in np.flatnonzero(terminated | truncated):
+            episode = np.arange(self.first[i], self.total, self.num_envs)
+            # newer rows, perhaps of others, have taken the places of the rest
+            held = episode[episode >= self.total - self.capacity]
+            self.arrays["last"][held % self.capacity] = rows[i]
+            self.first[i] = self.total + i
+        for i in self.run.ended:  # not by a checkpoint
+            success = self.run.next_infos[i].get("is_success", math.nan)
+            self.run.log({"charts/success_rate": float(success)})
+
+    def relabel(self, batch, rows, rng):
+        """The batch, which is of these rows, most of them with a goal of hindsight."""
+        reached, terminated, last = self.arrays.values()
+        batch["terminated"] = terminated[rows % self.capacity]
+        draws = rng.random(len(rows)) if self.probability > 0 else np.ones(len(rows))
+        chosen = np.flatnonzero(draws < self.probability)
+        if len(chosen) == 0:
+            return batch
+        rows = rows[chosen]
+        envs = rows % self.num_envs
+        newest = self.total - self.num_envs + envs
+        ends = np.where(rows < self.first[envs], last[rows % self.capacity], newest)
+        later = rows + self.num_envs * rng.integers((ends - rows) // self.num_envs + 1)
+        goals = reached[later % self.capacity]
+        for name in ("obs", "next_obs"):
+            batch[name][chosen, self.desired] = goals
+        pairs = self.as_goals(reached[rows % self.capacity]), self.as_goals(goals)
+        batch["rewards"][chosen] = of_each(self.compute_reward, *pairs)
+        if self.compute_terminated is not None:
+            batch["terminated"][chosen] = of_each(self.compute_terminated, *pairs)
+        return batch
+
+    def as_goals(self, rows):  # (n, goal_size) -> (n, *shape), as the environment declares them
+        return rows.reshape(-1, *self.goal_space.shape).astype(self.goal_space.dtype)
+
+    def state_dict(self) -> dict:
+        held = {k: torch.as_tensor(array[: self.total]) for k, array in self.arrays.items()}
+        return {"total": self.total, "first": torch.as_tensor(self.first), **held}
+
+    def load_state_dict(self, state: dict):
+        self.total = state["total"]
+        self.first = state["first"].numpy()
+        for name, array in self.arrays.items():
+            array[: self.total] = state[name]
+
+
+def of_each(function, achieved, desired):
+    """compute_reward or compute_terminated of each row, (n,); some take only one at a time."""
+    values = np.asarray(function(achieved, desired, {}))
+    if values.shape != (len(desired),):
+        pairs = zip(achieved, desired, strict=True)
+        values = np.array([np.asarray(function(*pair, {})).item() for pair in pairs])
+    return values
+
+
+def make_goal_env(args, make_env):
+    """An environment to ask what goals are worth. Ends the script where it does not know."""
+    with td3.generators_restored():
+        env = make_env(args.env_id, **json.loads(args.env_kwargs))
+    space = dict_space(env)
+    goals = space.get("achieved_goal"), space.get("desired_goal")
+    numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of others flattening makes one-hots
+    wrong = ""
+    if not all(isinstance(goal, numbers) for goal in goals) or goals[0].shape != goals[1].shape:
+        wrong = f"achieved_goal and desired_goal, numbers of one shape, in {space or 'a Dict'}"
+    elif attribute(env, "compute_reward") is None:
+        wrong = "compute_reward(achieved_goal, desired_goal, info)"
+    if wrong:
+        env.close()
+        td3.fail(f"environment {args.env_id} has no {wrong}")
+    return env
+
+
+def dict_space(env):
+    """The Dict of observations that make_env flattens, perhaps below wrappers; else an empty one.
+
+    Its order is that of the vector; gymnasium sorts the keys of most, but not of all.
+    """
+    while isinstance(env, gym.Wrapper) and not isinstance(env.observation_space, gym.spaces.Dict):
+        env = env.env
+    space = env.observation_space
+    return space if isinstance(space, gym.spaces.Dict) else gym.spaces.Dict()
+
+
+def place_of(space, name: str) -> slice:
+    """Where a part of a Dict lies in the vector."""
+    names = list(space)
+    sizes = [gym.spaces.flatdim(part) for part in space.values()]
+    start = sum(sizes[: names.index(name)])
+    return slice(start, start + sizes[names.index(name)])
+
+
+def attribute(env, name: str):
+    """Of a wrapper or of the environment itself; None if there is none."""
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def panda_success(env):
+    """What ends the tasks of panda-gym, which have no compute_terminated; None in others."""
+    is_success = getattr(getattr(env.unwrapped, "task", None), "is_success", None)
+    return is_success and (lambda achieved, desired, info: is_success(achieved, desired))
+
+
+if __name__ == "__main__":
+    td3.main("td3_her", Args, td3.make_agent, train, td3.evaluation_policy)

@@ -1,0 +1,432 @@
+"""td3_her.py, td3_sac_her.py and dqn_her.py: which goals are possible in hindsight, and what they
+are worth; without such goals they are their parents.
+"""
+
+import importlib
+from collections import Counter, OrderedDict
+from types import SimpleNamespace
+
+import dqn_her
+import gymnasium as gym
+import numpy as np
+import pytest
+import td3_her
+import torch
+from conftest import VARIANTS, curves, new_run, only_run, train
+from gymnasium.spaces import Box, Dict, Discrete
+from load import load
+
+POINT = Box(-1e6, 1e6, (2,), np.float32)
+PARTS = {"observation": Box(-1e6, 1e6, (3,), np.float32), "desired_goal": POINT}
+PARTS |= {"achieved_goal": POINT, "mode": Discrete(2)}  # an order that is not the alphabet's
+DESIRED, ACHIEVED, OBS_DIM = slice(3, 5), slice(5, 7), 9
+
+
+class Trail(gym.Env):
+    """States are numbered; episodes of one to five steps, as the seed decides. Actions do nothing.
+
+    `aloud` says is_success, `alone` takes one goal at a time, `space` is of another observation.
+    """
+
+    observation_space = Dict(OrderedDict(PARTS))
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+    open = 0  # of all of them
+
+    def __init__(self, action_space=None, aloud=True, alone=False, terminates=True,
+                 render_mode=None):  # fmt: skip
+        self.action_space = action_space or Box(-1, 1, (1,), np.float32)
+        self.aloud, self.alone, self.terminates = aloud, alone, terminates
+        self.render_mode = render_mode
+        Trail.open += 1
+
+    def observe(self):
+        goal = np.float32([-7, -7])
+        place = np.float32([self.state, 3])
+        obs = np.float32([self.state, 0.5, self.left])
+        return {"achieved_goal": place, "mode": 1, "observation": obs, "desired_goal": goal}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        rewards = 2 * achieved_goal[..., 0] - 3 * desired_goal[..., 0] + desired_goal[..., 1]
+        return rewards.sum() if self.alone else rewards  # of many rows a sum would be wrong
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        same = (achieved_goal == desired_goal).all(axis=-1)
+        return bool(same.all()) if self.alone else same
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = int(self.np_random.integers(100))
+        self.left = int(self.np_random.integers(1, 6))
+        return self.observe(), {}
+
+    def step(self, action):
+        self.state += 1
+        self.left -= 1
+        obs = self.observe()
+        reward = float(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {}).sum())
+        over = self.left == 0
+        info = {"is_success": self.state % 2 == 0} if self.aloud else {}
+        return obs, reward, over and self.terminates, over and not self.terminates, info
+
+    def render(self):
+        return np.full((40, 48, 3), self.state % 256, np.uint8)
+
+    def close(self):
+        Trail.open -= 1
+
+
+class Other(Trail):
+    """Observations of another space."""
+
+    def __init__(self, parts, action_space=None):
+        super().__init__(action_space)
+        self.observation_space = Dict(parts)
+
+
+class Mute(Other):
+    compute_reward = property()  # there is none
+
+
+WRONG = {
+    "NoAchieved": {"desired_goal": POINT, "observation": POINT},
+    "NoDesired": {"achieved_goal": POINT, "observation": POINT},
+    "Unlike": PARTS | {"achieved_goal": PARTS["observation"]},
+    "OneHot": PARTS | {"achieved_goal": Discrete(5), "desired_goal": Discrete(5)},
+}
+TWO = Discrete(2)
+for name, space in (("", None), ("Discrete", TWO)):
+    keywords = {"action_space": space}
+    gym.register(f"{name}Trail-v0", Trail, kwargs=keywords)
+    gym.register(f"{name}Mute-v0", Mute, kwargs=keywords | {"parts": PARTS})
+    for kind, parts in WRONG.items():
+        gym.register(f"{name}{kind}-v0", Other, kwargs=keywords | {"parts": parts})
+
+# lengths of the episodes of each environment, one after the other; of the last it does not end
+LENGTHS = [[1, 3, 11, 2, 1, 1, 5], [5, 1, 1, 7, 3, 2, 3], [2, 17, 1, 1, 1]]
+K = 4
+
+
+class Script:
+    """Transitions of environments with these lengths, in a replay buffer and in a plain list."""
+
+    def __init__(self, module, capacity, num_envs, env=None, k=K):
+        sizes = {"buffer_size": capacity, "num_envs": num_envs, "n_sampled_goal": k}
+        space = Box(-np.inf, np.inf, (OBS_DIM,), np.float32)
+        agent = SimpleNamespace(action_dim=1)
+        run = SimpleNamespace(args=SimpleNamespace(**sizes), obs_space=space, agent=agent, ended=[])
+        self.hindsight = td3_her.Hindsight(run, env or Trail())
+        self.buffer = module.ReplayBuffer(run, self.hindsight)
+        self.is_dqn = module is dqn_her
+        self.num_envs, self.capacity = num_envs, capacity
+        self.rows = []
+        self.state = np.zeros(num_envs, np.int64)
+        self.left = [list(LENGTHS[i]) for i in range(num_envs)]
+        self.episode = np.zeros(num_envs, np.int64)
+
+    def observe(self):
+        obs = np.zeros((self.num_envs, OBS_DIM), np.float32)
+        obs[:, 0] = self.state
+        obs[:, 1] = np.arange(self.num_envs)
+        obs[:, DESIRED] = -100 - self.episode[:, None]  # of the episode's own
+        obs[:, ACHIEVED] = np.stack([10 * self.state, np.arange(self.num_envs)], axis=1)
+        return obs
+
+    def step(self, times=1):
+        for _ in range(times):
+            n, obs = self.num_envs, self.observe()
+            actions = (self.state % 2).astype(np.int64 if self.is_dqn else np.float32)
+            rewards = np.float32(1000 + self.state)
+            self.state = self.state + 1
+            next_obs = self.observe()
+            ended = np.zeros(n, np.bool_)
+            for i in range(n):
+                self.left[i][0] -= 1
+                ended[i] = self.left[i][0] == 0
+            terminated = ended & (self.episode % 2 == 0)
+            truncated = ended & ~terminated
+            for i in range(n):
+                row = obs[i], actions[i], rewards[i], next_obs[i], terminated[i]
+                self.rows.append((*row, (i, self.episode[i])))
+                if ended[i]:
+                    self.left[i].pop(0)
+            self.state = self.state + ended  # where the next one begins
+            self.episode = self.episode + ended
+            if self.is_dqn:
+                ends = terminated, truncated
+                self.buffer.add(obs, actions, rewards, *ends, next_obs, self.observe())
+            else:
+                actions = actions[:, None]
+                self.buffer.add(obs, actions, rewards, next_obs, terminated, truncated)
+
+    def held(self):
+        """Of the transitions that are held: obs, actions, rewards, next_obs, terminated, and in a
+        list what their episodes reached with them and later.
+        """
+        first = max(0, len(self.rows) - self.capacity)
+        later = [
+            {tuple(x[3][ACHIEVED].tolist()) for x in self.rows[r:] if x[5] == self.rows[r][5]}
+            for r in range(first, len(self.rows))
+        ]
+        return [np.array(column) for column in zip(*self.rows[first:], strict=True)][:5], later
+
+    def sample(self, n):
+        """A batch, and for each of its rows which of the held ones it is."""
+        batch = self.buffer.sample(n, 1, 0.875, np.random.default_rng(len(self.rows)))
+        (obs, *_), _ = self.held()
+        same = (batch["obs"][:, None, :2] == obs[None, :, :2]).all(axis=2)  # state, environment
+        assert (same.sum(axis=1) == 1).all()
+        return batch, same.argmax(axis=1)
+
+
+CASES = [(td3_her, 13, 1), (td3_her, 13, 3), (td3_her, 17, 2), (dqn_her, 7, 1), (dqn_her, 21, 3)]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("module, capacity, num_envs", CASES)
+def test_goals_are_those_that_the_episode_reached_later(module, capacity, num_envs, alone):
+    """Against a plain list; before and after the oldest were overwritten, with episodes that run,
+    that are of one step, and that are longer than the buffer.
+    """
+    script = Script(module, capacity, num_envs, Trail(alone=alone))
+    for steps in (1, 2, 4, 8, 3, 1):
+        script.step(steps)
+        (obs, actions, rewards, next_obs, terminated), later = script.held()
+        batch, which = script.sample(20011)
+        for name, array in (("obs", obs), ("next_obs", next_obs)):
+            kept = [np.delete(x, DESIRED, axis=1) for x in (batch[name], array[which])]
+            np.testing.assert_array_equal(*kept)
+        goals = batch["obs"][:, DESIRED]
+        np.testing.assert_array_equal(batch["next_obs"][:, DESIRED], goals)
+        np.testing.assert_array_equal(batch["actions"].reshape(-1), actions[which])
+        assert (batch["discounts"] == np.float32(0.875)).all()
+        own = (goals == obs[which][:, DESIRED]).all(axis=1)
+        reached = next_obs[which][:, ACHIEVED]
+        worth = 2 * reached[:, 0] - 3 * goals[:, 0] + goals[:, 1]
+        np.testing.assert_array_equal(batch["rewards"], np.where(own, rewards[which], worth))
+        arrived = (reached == goals).all(axis=1)
+        ends = np.where(own, terminated[which], arrived)
+        np.testing.assert_array_equal(batch["terminated"], ends)
+        for r, possible in enumerate(later):
+            counts = Counter(map(tuple, goals[(which == r) & ~own].tolist()))
+            assert set(counts) == possible
+            total = (which == r).sum()
+            assert abs(sum(counts.values()) / total - K / (K + 1)) < 5 * np.sqrt(0.16 / total)
+            for count in counts.values():  # all equally likely
+                p = K / (K + 1) / len(possible)
+                assert abs(count / total - p) < 5 * np.sqrt(p * (1 - p) / total)
+    assert len(script.rows) > capacity
+
+
+def test_a_goal_may_change_whether_the_task_ends_and_then_what_follows_counts():
+    """In dqn, whose buffer has no last observation of an episode that ended by its task."""
+    endless = Trail()
+    endless.compute_terminated = lambda achieved, desired, info: np.zeros(len(achieved), np.bool_)
+    script = Script(dqn_her, 21, 3, endless)
+    script.step(7)
+    (*_, next_obs, terminated), _ = script.held()
+    batch, which = script.sample(211)
+    new = batch["obs"][:, DESIRED.start] > -100
+    assert (terminated[which] & new).sum() > 5 and not batch["terminated"][new].any()
+    assert batch["terminated"][~new].tolist() == terminated[which][~new].tolist()
+    np.testing.assert_array_equal(batch["next_obs"][:, 0], next_obs[which][:, 0])
+
+
+@pytest.mark.parametrize("module", [td3_her, dqn_her])
+def test_without_compute_terminated_the_end_stays_where_it_was(module):
+    env = Trail()
+    env.has_wrapper_attr = lambda name: name != "compute_terminated"
+    script = Script(module, 21, 3, env)
+    script.step(7)
+    batch, which = script.sample(211)
+    assert batch["terminated"].tolist() == script.held()[0][4][which].tolist()
+    assert batch["terminated"].any()
+
+
+def test_a_task_of_panda_gym_ends_with_success():
+    env = Trail()
+    env.has_wrapper_attr = lambda name: name != "compute_terminated"
+    near = lambda achieved, desired: (abs(achieved - desired) <= 10).all(axis=-1)  # noqa: E731
+    env.task = SimpleNamespace(is_success=near)
+    script = Script(td3_her, 21, 3, env)
+    script.step(7)
+    batch, which = script.sample(211)
+    reached = script.held()[0][3][which][:, ACHIEVED]
+    goals = batch["obs"][:, DESIRED]
+    new = goals[:, 0] > -100
+    assert batch["terminated"][new].tolist() == near(reached, goals)[new].tolist()
+    assert 0 < new.sum() < 211 and 0 < batch["terminated"][new].sum() < new.sum()
+
+
+def test_goals_come_as_the_environment_declares_them():
+    seen = []
+
+    class Bits(Trail):
+        goal = gym.spaces.MultiBinary((2, 1))
+        observation_space = Dict(PARTS | {"achieved_goal": goal, "desired_goal": goal})
+
+        def compute_reward(self, achieved_goal, desired_goal, info):
+            seen.extend([achieved_goal, desired_goal])
+            return achieved_goal[:, 0, 0] - 0.5
+
+        def compute_terminated(self, achieved_goal, desired_goal, info):
+            return achieved_goal[:, 1, 0] == 1
+
+    script = Script(td3_her, 13, 3, Bits())
+    script.step(5)
+    batch = script.buffer.sample(31, 1, 0.9, np.random.default_rng(0))
+    assert batch["rewards"].dtype == np.float32 and batch["terminated"].dtype == np.bool_
+    assert {goals.dtype for goals in seen} == {np.dtype(np.int8)}
+    assert {goals.shape[1:] for goals in seen} == {(2, 1)}
+
+
+@pytest.mark.parametrize("module, capacity, num_envs", CASES)
+@pytest.mark.parametrize("steps", [3, 14])
+def test_what_is_loaded_draws_what_the_saved_one_draws(module, capacity, num_envs, steps):
+    """Amid an episode, too."""
+    script, other = (Script(module, capacity, num_envs) for _ in range(2))
+    script.step(steps)
+    parts = {"buffer": script.buffer, "hindsight": script.hindsight}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, "parts.pt")
+    saved = torch.load("parts.pt", weights_only=True)
+    other.step(steps)
+    other.buffer, other.hindsight = (getattr(Script(module, capacity, num_envs), x) for x in parts)
+    other.buffer.hindsight = other.hindsight
+    other.buffer.load_state_dict(saved["buffer"])
+    other.hindsight.load_state_dict(saved["hindsight"])
+    for each in (script, other):
+        each.step(2)
+    batches = [each.sample(101)[0] for each in (script, other)]
+    for name, array in batches[0].items():
+        np.testing.assert_array_equal(array, batches[1][name])
+
+
+TINY = dict(num_envs=2, total_timesteps=300, learning_starts=50, buffer_size=100, batch_size=16)
+TINY |= dict(hidden_sizes=(16, 16), checkpoint_frequency=130, log_frequency=50, torch_threads=1)
+NAMES = [name for name in VARIANTS if name.endswith("_her")]
+PARENTS = {"td3_her": "td3", "td3_sac_her": "td3_sac", "dqn_her": "dqn"}
+
+
+def train_her(name, **settings):
+    module = importlib.import_module(name)
+    own = TINY | ({"train_frequency": 4} if name[:3] == "dqn" else {})
+    return train(module, **own | settings)
+
+
+def trail(name):
+    return {"env_id": f"test_her:{'Discrete' if name == 'dqn_her' else ''}Trail-v0"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_goals_of_hindsight_it_is_its_parent(name):
+    own = trail(name) if name != "dqn_her" else {"env_id": "tasks:BitFlip-v0"}
+    plain = train_her(PARENTS[name], **own, n_step=1)
+    same = train_her(name, **own, n_sampled_goal=0)
+    assert same.hash() == plain.hash() != train_her(name, **own).hash()
+    assert curves(same).keys() - curves(plain).keys() == {"charts/success_rate"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_processes_change_nothing_and_every_environment_is_closed(name):
+    before = Trail.open
+    plain = train_her(name, **trail(name))
+    apart = train_her(name, **trail(name), async_envs=True)
+    assert plain.hash() == apart.hash()
+    for run in (plain, apart):
+        run.close()
+    assert Trail.open == before
+
+
+def test_the_success_rate_is_of_episodes_that_no_checkpoint_cut():
+    """Of an environment whose episodes succeed where they end in an even state."""
+    told, ends = [], 0
+    run = new_run(td3_her, **TINY, **trail("td3_her"))
+    step, log = run.step, run.log
+
+    def spied(actions):
+        nonlocal ends
+        next_obs, rewards, terminated, truncated = step(actions)
+        ends += (terminated | truncated).sum()
+        told.extend(next_obs[i, 0] % 2 == 0 for i in run.ended)
+        return next_obs, rewards, terminated, truncated
+
+    logged = []
+    run.step = spied
+    run.log = lambda scalars: logged.append(scalars.get("charts/success_rate")) or log(scalars)
+    td3_her.train(run.args, run)
+    assert [x for x in logged if x is not None] == told and 50 < len(told) < ends
+    rates = curves(run)["charts/success_rate"]
+    assert len(rates) > 4 and 0 < np.mean(list(rates.values())) < 1
+    silent = train_her("td3_her", **trail("td3_her"), env_kwargs='{"aloud": false}')
+    assert "charts/success_rate" not in curves(silent)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_evaluated_filmed_and_loaded(command, tmp_path, name):
+    flags = "--total-timesteps 200 --learning-starts 50 --eval-episodes 3 --capture-video"
+    whole = command(name, f"--env-id {trail(name)['env_id']} {flags}")
+    folder = only_run(tmp_path)
+    evaluated = command(name, "--evaluate", folder)
+    assert evaluated.line("evaluation") == whole.line("evaluation")
+    assert len(list((folder / "videos").glob("*.mp4"))) == 1
+    policy, envs = load(folder, num_envs=3)
+    obs, _ = envs.reset(seed=[1, 2, 3])
+    assert envs.step(policy(obs))[0].shape == (3, OBS_DIM)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_no_goals_is_refused(refused, name):
+    kind = "Discrete" if name == "dqn_her" else ""
+    for wrong in WRONG:
+        said = refused(name, f"--env-id test_her:{kind}{wrong}-v0")
+        assert "has no achieved_goal and desired_goal, numbers of one shape, in Dict(" in said
+    said = refused(name, f"--env-id test_her:{kind}Mute-v0")
+    assert "has no compute_reward(achieved_goal, desired_goal, info)" in said
+    plain = "CartPole-v1" if name == "dqn_her" else "Pendulum-v1"
+    assert f"environment {plain} has no achieved_goal" in refused(name, f"--env-id {plain}")
+    short = "--total-timesteps 60 --learning-starts 50 --eval-episodes 1"
+    assert "n_step=3 must be 1" in refused(name, f"--n-step 3 {short}")
+    assert "n_sampled_goal=-1 must lie" in refused(name, "--n-sampled-goal -1")
+
+
+def test_the_bits_are_flipped():
+    env = gym.make("tasks:BitFlip-v0")
+    returns = []
+    for seed in range(50):
+        obs, _ = env.reset(seed=seed)
+        assert obs in env.observation_space
+        wrong = np.flatnonzero(obs["achieved_goal"] != obs["desired_goal"])
+        assert len(wrong) > 0
+        for action in wrong:
+            obs, reward, terminated, truncated, info = env.step(action)
+        assert terminated and reward == 0 and info["is_success"]
+        returns.append(1 - len(wrong))
+    assert -5.6 < np.mean(returns) < -4.4
+    obs, _ = env.reset(seed=1)
+    for _ in range(12):  # the same bit over and over
+        obs, reward, terminated, truncated, info = env.step(3)
+        assert reward == -1 and not terminated and not info["is_success"]
+    assert truncated
+
+
+def test_the_arm_reaches():
+    """By the transpose of its Jacobian, from everywhere."""
+    env = gym.make("tasks:Reach-v0")
+    reached = 0
+    for seed in range(50):
+        obs, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            assert obs in env.observation_space
+            cosines, sines = obs["observation"][:2], obs["observation"][2:]
+            first, second = np.arctan2(sines, cosines)
+            links = np.array([[np.cos(x), np.sin(x)] for x in (first, first + second)])
+            np.testing.assert_allclose(obs["achieved_goal"], links.sum(axis=0), atol=1e-5)
+            error = obs["desired_goal"] - obs["achieved_goal"]
+            turn = [[-arm[1], arm[0]] for arm in (links.sum(axis=0), links[1])]
+            action = np.clip(np.array(turn) @ error, -1, 1).astype(np.float32)
+            obs, reward, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+            near = np.linalg.norm(obs["achieved_goal"] - obs["desired_goal"]) < 0.1
+            assert near == terminated == info["is_success"] and reward == float(near) - 1
+        reached += terminated
+    assert reached > 40
