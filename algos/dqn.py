@@ -37,7 +37,7 @@ import time
 import tomllib
 import traceback
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -668,7 +668,8 @@ def parse_args(name: str, args_class, argv: list[str]):
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        refuse_typed(args, " ".join(sorted(args.typed - OF_EVALUATION)), "in an evaluation")
+        of_training = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        refuse_typed(args, " ".join(sorted(of_training)), "in an evaluation")
     return checked(args)
 
 
@@ -733,7 +734,9 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     if algo != name:
         fail(f"{folder} is no {name} run, but of {algo}")
     left_out = {"config", "resume", "evaluate"} | (OF_TRAINING if args.evaluate else set())
-    return str(path), {key: x for key, x in settings.items() if key not in left_out}
+    # a flag that is no more, and was off, costs no old run
+    kept = [key for key in settings if settings[key] or hasattr(args, key)]
+    return str(path), {key: settings[key] for key in kept if key not in left_out}
 
 
 def table_of(config: str, name: str) -> tuple[str, dict]:
@@ -848,7 +851,8 @@ def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
         if not (args.async_envs and training):
             return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
         seeds = np.random.randint(2**31, size=num_envs)
-        return AsyncEnvs([in_process(make, int(seed)) for seed in seeds], args.env_timeout)
+        spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
+        return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
@@ -925,9 +929,9 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             process.kill()
 
 
-def in_process(make, seed: int):
+def in_process(make, seed: int, spec):
     """A function that makes an environment in a process of AsyncEnvs, after seeding what it shares
-    with others; gymnasium makes one here as well, to look at it.
+    with others and registering `spec`; gymnasium makes one here as well, to look at it.
     """
     parent = os.getpid()
 
@@ -937,6 +941,8 @@ def in_process(make, seed: int):
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which closes the environment
             torch.manual_seed(seed)
             seed_generators(seed)
+            if spec is not None:
+                gym.registry.setdefault(spec.id, spec)
         return InProcess(make())
 
     return make_there
@@ -1312,12 +1318,13 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
+        # of which environments an episode ended, but not by a checkpoint
+        self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
-        if len(ended):
+        if len(self.ended):
             next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
-        for i in ended:
+        for i in self.ended:
             next_obs[i] = infos["final_obs"][i]
             self.next_infos[i] = last_infos[i]
             self.finished.append((self.returns[i], self.lengths[i]))

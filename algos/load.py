@@ -28,7 +28,7 @@ def load(path, num_envs: int = 1, **keywords):
     """
     folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
     name = algo_of(folder)
-    parent, args_class, make_agent, evaluation_policy, make_envs = parts_of(name)
+    parent, args_class, make_agent, evaluation_policy, make_envs = parts_beside(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
@@ -53,10 +53,15 @@ def algo_of(folder: Path) -> str:
         refuse(f"{path}: {type(error).__name__}: {error}")
 
 
-def parts_of(name: str):
-    """A variant's parent, or the script itself, and what the script gives to its main."""
+def parts_beside(name: str):
+    """parts_of a script that lies beside this file: what else a folder names is not imported."""
     if not is_script(name):
         refuse(f"no script beside {Path(__file__).name} is named {name!r}")
+    return parts_of(name)
+
+
+def parts_of(name: str):
+    """A variant's parent, or the script itself, and what the script gives to its main."""
     module = importlib.import_module(name)
     if hasattr(module, "Run"):  # a script, or a copy of one
         parent = module

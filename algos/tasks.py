@@ -370,8 +370,9 @@ class Golf(gym.Env):
         return self.flag, float(reward), True, False, {}
 
 
-for name, only in (("Golf", None), ("GolfClub", "club"), ("GolfSwing", "swing")):
-    gym.register(f"{name}-v0", Golf, kwargs={"only": only})
+gym.register("Golf-v0", Golf)
+gym.register("GolfClub-v0", Golf, kwargs={"only": "club"})
+gym.register("GolfSwing-v0", Golf, kwargs={"only": "swing"})
 
 
 class BitFlip(gym.Env):

@@ -22,9 +22,9 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import report
+from load import parts_beside
 from matplotlib.figure import Figure
 from report import Cell, UserError, number
-from run import parts_of
 
 RANDOM_EPISODES = 20
 
@@ -223,7 +223,7 @@ def least_entropy(run: AnyRun) -> float:
 
 def random_returns(algo: str, settings: dict):
     """Returns, (RANDOM_EPISODES,), of uniformly random actions in a run's environment."""
-    parent, args_class, *_, make_envs = parts_of(algo)
+    parent, args_class, *_, make_envs = parts_beside(algo)
     known = {field.name for field in fields(args_class)}  # of another version maybe others
     args = args_class(**{k: v for k, v in settings.items() if k in known})
     envs = make_envs(args, RANDOM_EPISODES, training=False)

@@ -354,7 +354,7 @@ def test_all_that_the_actor_s_optimizer_holds_gets_a_gradient(edited):
     module = edited(
         "td3",
         (ACTOR, f"{ACTOR}; self.scale = nn.Parameter(torch.ones(obs_dim))"),
-        ("return self.actor(obs)\n", "return self.actor(self.scale * obs)\n"),
+        ("return self.actor(features)\n", "return self.actor(self.scale * features)\n"),
         ("Adam(agent.actor.parameters(), **", "Adam([*agent.actor.parameters(), agent.scale], **"),
     )
     run = trained(module)
@@ -391,7 +391,7 @@ def test_sgd_takes_steps_as_long_as_the_clipped_gradient(script, edited, monkeyp
 def test_a_term_added_to_the_loss(script, edited):
     before, penalised = {
         "ppo": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
-        "a2c": ("loss = policy_loss + args.vf_coef * value_loss\n", "agent"),
+        "a2c": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
         "dqn": ("loss = losses.mean()\n", "q_network"),
         "td3": ("sum(losses).backward()\n", "agent.critics"),
     }[script]

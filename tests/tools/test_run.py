@@ -281,11 +281,11 @@ def test_of_two_campaigns_at_once_one_waits_for_the_other(local, tmp_path, monke
 def test_a_campaign_works_where_the_user_stands(tmp_path, command, monkeypatch):
     """Its environments and the paths of its table, as for a script alone."""
     entry = "gymnasium.envs.classic_control:CartPoleEnv"
-    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "campaigned").mkdir()
     code = f'import gymnasium\ngymnasium.register("Mine-v0", "{entry}", max_episode_steps=9)\n'
-    (tmp_path / "mypackage" / "envs.py").write_text(code)
+    (tmp_path / "campaigned" / "envs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    env_id = "mypackage.envs:Mine-v0"
+    env_id = "campaigned.envs:Mine-v0"
     command("ppo", f"--env-id {env_id} --total-timesteps 256")
     (only_run(tmp_path) / "weights.npz").rename(tmp_path / "first.npz")
     table = f'[ppo]\nenv_id = "{env_id}"\ntotal_timesteps = 256\ninit_weights = "first.npz"'
@@ -293,7 +293,7 @@ def test_a_campaign_works_where_the_user_stands(tmp_path, command, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ".")
     jobs = run.plan(run.parse_options(["mine.toml", "--seeds", "1"]), [])
     assert run.train(jobs, lambda: 1, run.LocalRun) == []
-    assert len(list(tmp_path.glob("runs/mine/ppo/mypackage.envs-Mine-v0/ppo/1-*/*.json"))) == 2
+    assert len(list(tmp_path.glob("runs/mine/ppo/campaigned.envs-Mine-v0/ppo/1-*/*.json"))) == 2
 
 
 @pytest.fixture
