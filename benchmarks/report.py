@@ -150,13 +150,18 @@ def windows(points: list, total_timesteps: int) -> dict[int, float]:
     return (groups["sum"] / groups["count"]).to_dict()
 
 
+def by_kind(versions: dict) -> dict:
+    """The versions of packages, and the SHA-256 of the script."""
+    packages = {name: value for name, value in versions.items() if name != "script"}
+    return {"script": versions["script"], "versions": packages}
+
+
 def read_run(folder: Path) -> dict:
     """What the results keep of a finished run of ours. Raises UserError when it cannot be read."""
     try:
         saved, result = read_json(folder / "args.json"), read_json(folder / "result.json")
         scalars, _ = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
-        versions = dict(saved["versions"])
         greedy = dict(scalars["eval/episodic_return"])
         if not math.isfinite(result["eval_return_mean"]):
             raise ValueError("its evaluation is not finite")
@@ -164,15 +169,12 @@ def read_run(folder: Path) -> dict:
             raise ValueError("its curves lack the evaluation that result.json has")
         returns = {"greedy": greedy, "training": windows(points, steps)}
         returns["last100"] = {steps: last_episodes(points)}
-        script = versions.pop("script")  # its SHA-256
-        run = {"folder": folder, "result": result, "returns": returns, "script": script}
-        run |= {name: result[name] for name in ("env_id", "algo", *KEPT)}
+        run = {name: result[name] for name in ("env_id", "algo", *KEPT)} | {"folder": folder}
+        run |= {"args": dict(saved["args"]), "command": saved["command"]}
+        run |= {"result": result, "returns": returns, **by_kind(saved["versions"])}
         shlex.split(saved["command"])  # fails now, not in the cell
-        run |= {"versions": versions, "args": dict(saved["args"]), "command": saved["command"]}
         for later in saved.get("resumed", []):
-            versions = dict(later["versions"])
-            other = {**run, "script": versions.pop("script"), "versions": versions}
-            for name, value, first in differences(other, run):
+            for name, value, first in differences(run | by_kind(later["versions"]), run):
                 text = f"resumed at step {later['step']} with {name}={value}, begun with {first}"
                 raise UserError(f"{folder}: {text}: a run of no single script, so of no cell")
         return run
@@ -233,18 +235,22 @@ def differences(run: dict, first: dict) -> list[tuple]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def config_of(command: str) -> str:
+    """The table that a command names, such as benchmarks/cartpole.toml:ppo; "" if it names none."""
+    match = re.search(r"--config (\S+)", command)
+    return match[1] if match else ""
+
+
 def same_numbers(run: dict, script: str | None) -> bool:
     """Whether a script, by its SHA-256, trains what the run's own script does: it is the same one,
-    or a chain of records says that a shortened run of the table has the same run hash with both.
+    or it is recorded that a shortened run of the table has the same run hash with both.
     """
-    path, known = RESULTS / SAME_NUMBERS, {run["script"]}
+    path, own = RESULTS / SAME_NUMBERS, run["script"]
     records = read_json(path) if path.exists() else []
-    match = re.search(r"--config benchmarks/([\w-]+)\.toml:([\w-]+)", run["command"])
-    name = ":".join(match.groups()) if match and "--env-id" not in run["command"] else None
-    pairs = [set(record["scripts"]) for record in records if record["name"] == name]
-    for _ in pairs:
-        known = known.union(*(pair for pair in pairs if pair & known))
-    return script in known
+    table = "" if "--env-id" in run["command"] else config_of(run["command"])
+    name = table.replace(".toml:", ":")
+    equals = (x["scripts"] for x in records if f"benchmarks/{x['name']}" == name)
+    return script == own or any({script, own} <= set(scripts) for scripts in equals)
 
 
 @functools.cache
@@ -301,6 +307,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
     for kind, run in itertools.product(KINDS, runs):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
     path = cell_path(first["env_id"], table, results)
+    results.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     returns = pd.DataFrame(rows, columns=["kind", "seed", "step", "return"])
     returns.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
@@ -398,13 +405,11 @@ def read_cell(path: Path) -> Cell:
 
 
 def read_published() -> list:
-    """The rows of published.csv: tuples with its columns as names, `mean` for the return, `random`
-    for that of a random policy, 0 where it is not known.
+    """The rows of published.csv, tuples with its columns as names: `mean` is the return, `spread`
+    NaN where it is not known, `random` a random policy's return, 0 where that is not known.
 
-    `tables` are those of ours beside which a row stands, `same_settings` the one of them that has
-    its settings, `method` its algorithm where that is another. The spread is over seeds, or over
-    the episodes of one agent; NaN where it is not known. `causes` says why which of our tables are
-    below it: "table: cause; table: cause".
+    `tables` are those of ours beside which a row stands, `same_settings` the one that has its
+    settings, `method` its algorithm where that is another, `causes` why tables are below it.
     """
     rows = pd.read_csv(ROOT / "benchmarks" / "published.csv").rename(columns={"return": "mean"})
     random = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env")["return"]
@@ -696,14 +701,37 @@ def save(figure, path: Path):
     print(path)
 
 
-def add_runs(table: str, runs: list[dict], results: Path):
-    """Writes the cell of these runs and of the earlier seeds that join them."""
+def collect(runs_dir: Path, add) -> list[str]:
+    """Calls add(table, runs) for each cell of the finished runs below `runs_dir`.
+
+    Returns a line for each run that cannot be read, and for each cell that cannot be written.
+    """
+    errors = []
+    for (table, _), folders in finished_runs(runs_dir).items():
+        runs, unread = read_runs(folders)
+        errors += unread
+        try:
+            if runs:
+                add(table, runs)
+        except UserError as error:  # the other cells are as good as without it
+            errors.append(str(error))
+    return errors
+
+
+def add_runs(table: str, runs: list[dict], results: Path, may_shrink: bool = True):
+    """Writes the cell of these runs and of the earlier seeds that join them.
+
+    One of other settings or versions is replaced, unless it has more seeds and may not shrink.
+    """
     path = cell_path(runs[0]["env_id"], table, results)
-    before = earlier_seeds(runs, path)
-    replaced = 0 if before is not None else len(read_cell(path).seeds)
-    write_cell(table, runs + (before or []), results)
-    if replaced:
-        print(f"replaces {count_seeds(replaced)} of other settings or versions: {path}")
+    joining = earlier_seeds(runs, path)
+    before = len(read_cell(path).seeds) if joining is None else 0
+    if len(runs) < before and not may_shrink:
+        print(f"{path.stem} stays, with {before} seeds and not {len(runs)}: --out DIR shows these")
+        return
+    write_cell(table, runs + (joining or []), results)
+    if before:
+        print(f"replaces {count_seeds(before)} of other settings or versions: {path}")
 
 
 def main():
@@ -713,18 +741,14 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()
-    results, errors = options.out.resolve(), []
+    results = options.out.resolve()
+
+    def add(table: str, runs: list[dict]):
+        add_runs(table, runs, results)
+
     with errors_in_a_line():
-        found = {} if options.from_csv else finished_runs(options.runs_dir)
+        errors = [] if options.from_csv else collect(options.runs_dir, add)
         results.mkdir(parents=True, exist_ok=True)
-        for (table, _), folders in found.items():
-            runs, unread = read_runs(folders)
-            errors += unread
-            try:
-                if runs:
-                    add_runs(table, runs, results)
-            except UserError as error:  # the other cells are as good as without it
-                errors.append(str(error))
         write(documents(results))
         if cells := read_cells(results):
             draw(cells, read_published(), results / "curves.png")
