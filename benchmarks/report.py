@@ -182,17 +182,6 @@ def read_run(folder: Path) -> dict:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
 
-def read_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
-    """The runs in these folders, and a line for each that cannot be read."""
-    runs, errors = [], []
-    for folder in folders:
-        try:
-            runs.append(read_run(folder))
-        except UserError as error:  # the others are as good as without it
-            errors.append(str(error))
-    return runs, errors
-
-
 def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
     """The folders of finished runs below `runs_dir` by table and the folder of its environment."""
     cells = defaultdict(list)
@@ -299,7 +288,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
                 " cell (benchmarks/maintain/same_numbers.py says whether scripts train the same)"
             )
     about = {"env_id": first["env_id"], "table": table, "algo": first["algo"]}
-    about |= {"steps": first["result"]["steps"], "command": without("runs-dir", first["command"])}
+    about |= {"steps": first["result"]["steps"], "command": without(first["command"], "runs-dir")}
     about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
     about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
     about["runs"] = [{k: x["result"][k] for k in KEPT} | {"script": x["script"]} for x in runs]
@@ -314,9 +303,10 @@ def write_cell(table: str, runs: list[dict], results: Path):
     print(f"{path}: {count_seeds(len(runs))}")
 
 
-def without(flag: str, command: str) -> str:
+def without(command: str, *flags: str) -> str:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
+    for flag in flags:
+        parser.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     return shlex.join(parser.parse_known_args(shlex.split(command))[1])
 
 
@@ -598,11 +588,10 @@ def results_table(cells: list[Cell], published: list) -> str:
                 text += f", {row.protocol}: ours {mean_and_std(cell.values(row.protocol))}"
             theirs = [f"{text}, [{row.source}]({row.url})", verdict_on(cell, row)]
         about = [cell.env_id, cell.marked_table, f"{cell.about['steps']:,}", seeds_of(cell)]
-        command = cell.about["command"]
-        for flag in ("exp-name", "eval-frequency"):  # they change no number here
-            command = without(flag, command)
+        flags = ["exp-name", "eval-frequency"]  # they change no number here
         if cell.about["args"].get("torch_threads") == 1 and not cell.env_id.startswith("ALE/"):
-            command = without("torch-threads", command)  # of vectors the default
+            flags.append("torch-threads")  # of vectors the default
+        command = without(cell.about["command"], *flags)
         rows.append([*about, *ours, *theirs, minutes(cell), f"`{command}`"])
     columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
     columns += ["published", "ours is", "minutes a run", "command of the first seed"]
@@ -701,20 +690,29 @@ def save(figure, path: Path):
     print(path)
 
 
-def collect(runs_dir: Path, add) -> list[str]:
-    """Calls add(table, runs) for each cell of the finished runs below `runs_dir`.
+@contextlib.contextmanager
+def kept_in(errors: list[str]):
+    """What is wrong with one run or cell is a line: the others are as good as without it."""
+    try:
+        yield
+    except UserError as error:
+        errors.append(str(error))
+
+
+def collect(runs_dir: Path, results: Path, add) -> list[str]:
+    """Calls add(table, runs, results) for each cell of the finished runs below `runs_dir`.
 
     Returns a line for each run that cannot be read, and for each cell that cannot be written.
     """
     errors = []
     for (table, _), folders in finished_runs(runs_dir).items():
-        runs, unread = read_runs(folders)
-        errors += unread
-        try:
-            if runs:
-                add(table, runs)
-        except UserError as error:  # the other cells are as good as without it
-            errors.append(str(error))
+        runs = []
+        for folder in folders:
+            with kept_in(errors):
+                runs.append(read_run(folder))
+        if runs:
+            with kept_in(errors):
+                add(table, runs, results)
     return errors
 
 
@@ -742,12 +740,8 @@ def main():
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()
     results = options.out.resolve()
-
-    def add(table: str, runs: list[dict]):
-        add_runs(table, runs, results)
-
     with errors_in_a_line():
-        errors = [] if options.from_csv else collect(options.runs_dir, add)
+        errors = [] if options.from_csv else collect(options.runs_dir, results, add_runs)
         results.mkdir(parents=True, exist_ok=True)
         write(documents(results))
         if cells := read_cells(results):

@@ -58,10 +58,10 @@ def is_of_table(table: str, run: dict) -> bool:
     return not reason
 
 
-def add_runs(table: str, runs: list[dict]):
+def add_runs(table: str, runs: list[dict], results: Path):
     """Writes the cell of those runs that are of the table, and of the earlier seeds there."""
     if runs := [run for run in runs if is_of_table(table, run)]:
-        report.add_runs(table, runs, report.RESULTS, may_shrink=False)
+        report.add_runs(table, runs, results, may_shrink=False)
 
 
 # The tables of README.md --------------------------------------------------------------------------
@@ -239,7 +239,8 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")
     options = parser.parse_args()
     with report.errors_in_a_line():
-        errors = [] if options.from_csv else report.collect(options.runs_dir, add_runs)
+        where = options.runs_dir, report.RESULTS
+        errors = [] if options.from_csv else report.collect(*where, add_runs)
         report.write(documents())
         if cells := read_main_cells():
             report.draw(cells, report.read_published(), report.RESULTS / "curves.png")

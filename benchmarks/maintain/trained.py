@@ -42,7 +42,7 @@ def copy_run(folder: Path, target: Path):
     """Without the folder that its command named, which was the trainer's own business."""
     target.mkdir(parents=True, exist_ok=True)
     about = report.read_json(folder / "args.json")
-    about["command"] = report.without("runs-dir", about["command"])
+    about["command"] = report.without(about["command"], "runs-dir")
     about["args"]["runs_dir"] = "runs"
     (target / "args.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     for name in ("weights.npz", "result.json"):
