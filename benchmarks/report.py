@@ -690,29 +690,22 @@ def save(figure, path: Path):
     print(path)
 
 
-@contextlib.contextmanager
-def kept_in(errors: list[str]):
-    """What is wrong with one run or cell is a line: the others are as good as without it."""
-    try:
-        yield
-    except UserError as error:
-        errors.append(str(error))
-
-
 def collect(runs_dir: Path, results: Path, add) -> list[str]:
     """Calls add(table, runs, results) for each cell of the finished runs below `runs_dir`.
 
     Returns a line for each run that cannot be read, and for each cell that cannot be written.
     """
     errors = []
+
+    def attempt(function, *arguments):  # the other runs and cells are as good as without it
+        try:
+            return function(*arguments)
+        except UserError as error:
+            errors.append(str(error))
+
     for (table, _), folders in finished_runs(runs_dir).items():
-        runs = []
-        for folder in folders:
-            with kept_in(errors):
-                runs.append(read_run(folder))
-        if runs:
-            with kept_in(errors):
-                add(table, runs, results)
+        if runs := list(filter(None, (attempt(read_run, folder) for folder in folders))):
+            attempt(add, table, runs, results)
     return errors
 
 
