@@ -122,8 +122,7 @@ def read_events(folder: Path) -> tuple[dict, dict]:
 def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float, float]]:
     """(step, mean return, number of episodes) for each point of charts/episodic_return.
 
-    CleanRL writes one point an episode. Our scripts write the mean of the episodes since the last
-    point, and their mean length; so their number is the steps in between divided by that.
+    CleanRL writes one point an episode, our scripts the means since the last point.
     """
     returns, lengths = scalars["charts/episodic_return"], scalars["charts/episodic_length"]
     if one_a_point:
@@ -211,10 +210,7 @@ def settings_of(args: dict) -> dict:
 
 
 def differences(run: dict, first: dict) -> list[tuple]:
-    """(name, its value, the other's) of settings and versions that both runs know.
-
-    A flag that only one of their scripts has: same_numbers says whether it matters.
-    """
+    """(name, its value, the other's) of settings and versions that both runs know."""
     found, expected = (settings_of(x["args"]) | x["versions"] for x in (run, first))
     # the seed differs, in ppo_seeds how many lie beside it; evaluations change no training
     names = (found.keys() & expected.keys()) - {"seed", "num_seeds", "eval_frequency"}
@@ -257,8 +253,7 @@ def script_hash(algo: str) -> str | None:
 
 def earlier_seeds(runs: list[dict], path: Path) -> list[dict] | None:
     """The runs of the cell at `path`, as read_run gives them, whose seeds are not among `runs`.
-
-    None where `runs` have other settings or versions: those are another cell.
+    None where those have other settings or versions.
     """
     if not path.exists():
         return []
@@ -409,12 +404,9 @@ def read_published() -> list:
 
 
 def is_for(row, cell: Cell) -> bool:
-    """Whether a published row is to stand beside a cell, all of whose seeds have such a return.
-
-    Beside a task that --env-kwargs change stands none.
-    """
+    """Whether a published row is to stand beside a cell, all of whose seeds have such a return."""
     matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in row.tables.split())
-    is_plain = cell.about["args"].get("env_kwargs", "{}") == "{}"
+    is_plain = cell.about["args"].get("env_kwargs", "{}") == "{}"  # a changed task is another one
     stands_here = row.env == cell.env_id and any(matches) and is_plain
     return stands_here and all(np.isfinite(cell.values(row.protocol)))
 
@@ -433,9 +425,8 @@ def iqm(returns, axis: int = -1):
 
 
 def interval(statistic, *samples, least: int = MIN_SEEDS_INTERVAL):
-    """95% percentile bootstrap over seeds, the last axis; None where a sample has too few of them.
-
-    Seeds are drawn within each sample: with one for each task this is the stratified bootstrap.
+    """95% percentile bootstrap over seeds, the last axis, stratified by sample; None where a sample
+    has too few of them.
     """
     if min(sample.shape[-1] for sample in samples) < least:
         return None
@@ -467,10 +458,8 @@ def half_width(ours, row) -> float:
 
 
 def verdict(ours, steps: int, row) -> str:
-    """How our returns, (seeds,), stand beside a published row of their protocol; see README.md.
-
-    Of two cells beside the same number, one with a lower mean and a larger spread never gets the
-    better word.
+    """How our returns, (seeds,), stand beside a published row of their protocol; see README.md. A
+    lower mean with a larger spread never gets the better word.
     """
     part = ""
     if not is_same_budget(steps, row.steps):
@@ -548,11 +537,7 @@ def markdown(columns: list[str], rows: list[list]) -> str:
 
 
 def nearest(cell: Cell, published: list):
-    """The published row that is most like a cell; None without any.
-
-    Of the same settings first; then of at least our steps, but not of FAR times as many; of the
-    same task, of the same algorithm, of three seeds or more, and of the nearest number of steps.
-    """
+    """The published row that is most like a cell, in the order of README.md; None without any."""
 
     def unlikeness(row) -> tuple:
         steps = cell.about["steps"]
@@ -691,9 +676,8 @@ def save(figure, path: Path):
 
 
 def collect(runs_dir: Path, results: Path, add) -> list[str]:
-    """Calls add(table, runs, results) for each cell of the finished runs below `runs_dir`.
-
-    Returns a line for each run that cannot be read, and for each cell that cannot be written.
+    """Calls add(table, runs, results) for each cell of the finished runs below `runs_dir`. Returns
+    a line for each run that cannot be read and each cell that cannot be written.
     """
     errors = []
 
@@ -710,9 +694,8 @@ def collect(runs_dir: Path, results: Path, add) -> list[str]:
 
 
 def add_runs(table: str, runs: list[dict], results: Path, may_shrink: bool = True):
-    """Writes the cell of these runs and of the earlier seeds that join them.
-
-    One of other settings or versions is replaced, unless it has more seeds and may not shrink.
+    """Writes the cell of these runs and of the earlier seeds that join them. One of other settings
+    or versions is replaced, unless it has more seeds and may not shrink.
     """
     path = cell_path(runs[0]["env_id"], table, results)
     joining = earlier_seeds(runs, path)

@@ -90,10 +90,8 @@ def pooled(cell: Cell, others: list[Cell]) -> Cell:
 
 
 def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list[Cell]:
-    """Of each algorithm in each environment of `cells` the one with the most evidence: the most
-    seeds; then the one with a published return beside it, the most steps, the shortest name.
-
-    Of `variants` SAC and TQC.
+    """Of each algorithm in each environment of `cells`, SAC and TQC also of `variants`, the cell with
+    the most seeds; then with a published return beside it, the most steps, the shortest name.
     """
 
     def rank(cell: Cell) -> tuple:
@@ -167,7 +165,6 @@ def normalised_returns(cells: list[Cell]) -> dict[str, dict[str, np.ndarray]]:
 
 def iqm_over_tasks(*tasks, axis: int = -1):
     """Interquartile mean of the runs of all tasks, (..., seeds) each, of which all weigh the same.
-
     A run that lies across a quartile counts with the part inside.
     """
     values = np.concatenate(tasks, axis)
