@@ -90,8 +90,8 @@ def pooled(cell: Cell, others: list[Cell]) -> Cell:
 
 
 def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list[Cell]:
-    """Of each algorithm in each environment of `cells`, SAC and TQC also of `variants`, the cell with
-    the most seeds; then with a published return beside it, the most steps, the shortest name.
+    """The cell of each algorithm in each environment of `cells`, of SAC and TQC also in `variants`:
+    with the most seeds; then with a published return, the most steps, the shortest name.
     """
 
     def rank(cell: Cell) -> tuple:
