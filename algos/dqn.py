@@ -83,7 +83,7 @@ class Args:
     max_grad_norm: float = 10.0  # Largest norm of the gradient of all parameters; inf: no limit.
     adam_eps: float = 1e-8  # Adam's epsilon.
     clip_reward: bool = False  # Learns from the sign of the reward; logged returns are not clipped.
-    episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
+    episodic_life: bool = False  # Atari: learns as if a lost life ended the episode; scores go on.
     sticky_actions: float = 0.0  # Atari: probability that the game repeats the last action.
     bf16: bool = False  # Images: convolutions in bfloat16, slow on a CPU without support for it.
     hidden_sizes: tuple[int, int] = (128, 128)  # Widths of the two hidden layers, for vectors.
@@ -117,17 +117,21 @@ class Args:
 
 
 def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, parts=None):
-    # a variant may bring its own of these, and more parts for the checkpoints
+    """Act, store, learn, repeat. `run` has Q-network, environments and a generator: see Run.
+    What follows it a variant may bring, such as dqn_prioritised.py: a buffer or losses of its own,
+    and `parts`, which checkpoints keep by name.
+    """
     q_network = run.agent
     target_q_network = copy.deepcopy(q_network).eval()
     if optimizer is None:
         adam = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
         optimizer = torch.optim.Adam(q_network.parameters(), **adam)
-    first_rates = [group["lr"] for group in optimizer.param_groups]
+    first_rates = [group["lr"] for group in optimizer.param_groups]  # before annealing
     if buffer is None:
-        stack = run.obs_space.shape[0] if is_game(args.env_id) else 1  # see make_envs
+        stack = run.obs_space.shape[0] if is_game(args.env_id) else 1  # frames in an observation
         buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
+    # steps until epsilon is at its end; at least 1, by which linear_schedule divides
     explored = args.exploration_steps or max(1, args.exploration_fraction * args.total_timesteps)
     learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step = run.start(**learners, buffer=buffer, **(parts or {}))
@@ -143,8 +147,9 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
         while step < end:
             epsilon = linear_schedule(args.start_e, args.end_e, explored, step)
             obs = run.obs
-            actions = q_network.act(obs, 1.0 if step < args.learning_starts else epsilon, run.rng)
-            # next_obs is what they led to, where that ended an episode not what is acted on next
+            random_share = 1.0 if step < args.learning_starts else epsilon
+            actions = q_network.act(obs, random_share, run.rng)
+            # next_obs: what the actions led to, also at an episode's end; run.obs: acted on next
             next_obs, rewards, terminated, truncated = run.step(actions)
             if args.clip_reward:
                 rewards = np.sign(rewards)
@@ -157,7 +162,7 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
                 run.log(update(q_network, target_q_network, optimizer, batch, args, losses_of))
-        # where a multiple of the frequency was passed, also when steps of train_frequency miss it
+        # whenever one of these steps was, or passed, a multiple of the frequency
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)
         learning_rate = optimizer.param_groups[0]["lr"]
@@ -166,7 +171,7 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
 
 def update(q_network, target_q_network, optimizer, batch, args, losses_of):
     """One gradient step. Returns scalars for the curves."""
-    losses, _, scalars = losses_of(q_network, target_q_network, batch, args)
+    losses, _td_errors, scalars = losses_of(q_network, target_q_network, batch, args)
     loss = losses.mean()
     optimizer.zero_grad()
     loss.backward()
@@ -183,7 +188,7 @@ def dqn_losses(q_network, target_q_network, batch, args):
     """
     with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
         next_q = target_q_network(batch["next_obs"])  # (batch, actions)
-        # double: eq. 4 of arXiv 1509.06461
+        # double: one network chooses, the other values; eq. 4 of arXiv 1509.06461
         ranking = q_network(batch["next_obs"]) if args.double else next_q
         next_actions = q_network.best_actions(ranking, batch["next_obs"])
         next_values = next_q.gather(1, next_actions[:, None]).squeeze(1)
@@ -207,8 +212,9 @@ def c51_losses(q_network, target_q_network, batch, args):
         ranking = q_network.q_values(ranking_logits)
         next_actions = q_network.best_actions(ranking, batch["next_obs"])
         next_probs = torch.softmax(next_logits[rows, next_actions], dim=1)  # (batch, atoms)
-        transition = batch["rewards"], batch["discounts"], batch["terminated"]
-        target = project_categorical(q_network.support, next_probs, *transition)
+        target = project_categorical(
+            q_network.support, next_probs, batch["rewards"], batch["discounts"], batch["terminated"]
+        )
     logits = q_network.logits(batch["obs"])
     taken_logits = logits[rows, batch["actions"]]  # (batch, atoms)
     assert taken_logits.shape == target.shape, (taken_logits.shape, target.shape)
@@ -238,7 +244,7 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     n_atoms, v_min, v_max = len(support), support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
     assert rewards.shape == discounts.shape == terminated.shape == (len(rewards),), rewards.shape
-    # of what follows an end any distribution will do, but NaN
+    # after an end the weight is 0, but 0 * NaN is NaN: any distribution without NaN will do
     next_probs = torch.where(terminated[:, None], 1 / n_atoms, next_probs)
     returns = rewards[:, None] + (discounts * ~terminated)[:, None] * support  # (batch, atoms)
     # where each return lies between atoms, (batch, atoms): 0 at the first, n_atoms - 1 at the last
@@ -275,7 +281,8 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, num_envs: int, obs_space, stack: int = 1):
         self.length = capacity // num_envs  # steps that can be sampled
-        self.slots = self.length + stack  # with the newest step's successor, or older frames, too
+        # the newest step's successor takes a slot more, and so do the older frames of a stack
+        self.slots = self.length + stack
         self.num_envs = num_envs
         self.total = 0  # steps added so far
         shape = (self.slots, num_envs)
@@ -334,7 +341,8 @@ class ReplayBuffer:
         flat = slots * self.num_envs + envs[:, None]  # for take, twice as fast as [slots, envs]
         ended = self.terminated.take(flat) | self.truncated.take(flat)
         ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
-        counts = np.minimum(ended.argmax(axis=1) + 1, ages)  # (batch_size,): up to the newest step
+        # rewards to sum, (batch_size,): n_step, or up to the episode's end or the newest step
+        counts = np.minimum(ended.argmax(axis=1) + 1, ages)
         rewards = (self.rewards.take(flat) * powers[:-1] * (ks < counts[:, None])).sum(axis=1)
         first = slots[:, 0]
         last = (first + counts - 1) % self.slots
@@ -444,7 +452,7 @@ class QNetwork(nn.Module):
     def forward(self, obs):  # (batch, *obs_shape) -> (batch, actions)
         return self.q_values(self.logits(obs))
 
-    def best_actions(self, q_values, obs):  # (batch, actions), what they are of -> (batch,)
+    def best_actions(self, q_values, obs):  # (batch, actions) -> (batch,); obs: for dqn_mask.py
         return q_values.argmax(dim=1)
 
     def random_actions(self, obs, rng):  # (batch, *obs_shape) -> (batch,)
@@ -473,7 +481,7 @@ def make_agent(args, obs_space, action_space, network_class=QNetwork):
     return network_class(args, obs_space, int(action_space.n))
 
 
-def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it may remember
+def evaluation_policy(agent, rng, args):  # made anew for each evaluation: a memory starts empty
     return lambda obs: agent.act(obs, args.eval_epsilon, rng)
 
 
@@ -522,8 +530,9 @@ def channels_first(image):
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
+        keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
-            return make_games(args, num_envs, training, **json.loads(args.env_kwargs))
+            return make_games(args, num_envs, training, **keywords)
     return side_by_side(args, num_envs, training, make_env, keywords)
 
 
@@ -557,7 +566,7 @@ def make_games(args, num_envs: int, training: bool, **env_kwargs):
 class AtariEnvs(gym.vector.VectorWrapper):
     """Games of ale_py. It sets `terminated` at a lost life, too, though the game goes on."""
 
-    frames = 0  # (num_envs,): of each game so far
+    frames = 0  # of each game so far, (num_envs,) from the first step on
 
     def reset(self, *, seed, options=None):
         self.obs, infos = self.env.reset(seed=np.int32(seed))
@@ -567,6 +576,7 @@ class AtariEnvs(gym.vector.VectorWrapper):
         frames = self.frames
         self.obs, rewards, terminated, truncated, infos = self.env.step(actions)
         self.frames = infos["episode_frame_number"]
+        # frames count from 0 again in a new game alone, not after a lost life
         over = (terminated | truncated) & (self.frames < frames)
         return self.obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
 
@@ -579,10 +589,12 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 
 # --------------------------------------------------------------------------------------------------
-# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py. It uses Args,
-# make_envs and what main is given. What stands above uses fail, require_range, refuse_typed, of the
-# environments before_making, as_vectors, converted, one_line_errors and side_by_side, and run's
-# agent, rng, device, obs_space, obs, infos, next_infos, start, step, log and end_iteration.
+# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py.
+#
+# It uses Args, make_envs and what main is given. What stands above it may use
+# - fail, require_range, refuse_typed;
+# - before_making, as_vectors, converted, one_line_errors, side_by_side, for environments;
+# - run's agent, rng, device, obs_space, obs, infos, next_infos, start, step, log, end_iteration.
 
 
 @dataclass
@@ -632,8 +644,9 @@ SAME_STEP = gym.vector.AutoresetMode.SAME_STEP  # the step that ends an episode 
 
 # --- command line ---------------------------------------------------------------------------------
 
-# of a saved run's arguments those that an evaluation does not take over
-OF_TRAINING = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what an evaluation does not take over from the run whose agent plays
+NOT_TAKEN_OVER = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what has an effect beside --evaluate
 OF_EVALUATION = {"evaluate", "env_id", "env_kwargs", "seed", "eval_episodes", "eval_max_steps"}
 OF_EVALUATION |= {"eval_epsilon", "sticky_actions", "capture_video", "device", "torch_threads"}
 OF_EVALUATION |= {"bf16"}
@@ -643,12 +656,12 @@ def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
     text = sys.modules[args_class.__module__].__doc__ or name
     argv = [without_exponent(word) for word in argv]
-    typed = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
-    if typed.resume and set(argv) - {"--resume", typed.resume, f"--resume={typed.resume}"}:
+    asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
+    if asked.resume and set(argv) - {"--resume", asked.resume, f"--resume={asked.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if typed.resume and not Path(typed.resume, "checkpoint.pt").exists():
-        fail(f"{typed.resume} has no checkpoint.pt, so it is finished or no run")
-    source, settings = saved_settings(name, typed)
+    if asked.resume and not Path(asked.resume, "checkpoint.pt").exists():
+        fail(f"{asked.resume} has no checkpoint.pt, so it is finished or no run")
+    source, settings = saved_settings(name, asked)
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in settings.items():
         if isinstance(value, bool):
@@ -660,21 +673,24 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(without_exponent(f"--{field}={value}"))
     if settings:
-        own = [] if typed.config else argv
+        # a table must be right by itself; what a run was trained with, only beside --evaluate
+        own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
     words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
-    args.typed = {word.removeprefix("no_") if not hasattr(args, word) else word for word in words}
+    args.typed = set()  # names of the arguments that were typed
+    for word in words:
+        args.typed.add(word if hasattr(args, word) else word.removeprefix("no_"))
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        of_training = {field.name for field in fields(RunArgs)} - OF_EVALUATION
-        refuse_typed(args, " ".join(sorted(of_training)), "in an evaluation")
+        without_effect = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
     return checked(args)
 
 
 def without_exponent(word: str) -> str:
-    """1e6 and --flag=1e6 with a million in full, which an int can be."""
+    """1e6 or --flag=1e6 in full, as an int must be; of a table 1e6 comes as 1000000.0."""
     flag, number = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups()
     whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d\d?|\d+\.0", number)
     return f"{flag or ''}{int(float(number))}" if whole and float(number) % 1 == 0 else word
@@ -686,7 +702,7 @@ def checked(args):
         unlimited = field == "max_grad_norm" and value == math.inf
         if isinstance(value, float) and not math.isfinite(value) and not unlimited:
             fail(f"{field}={value} must be a finite number")
-    # as everybody else writes it
+    # one name for a game, by which is_game and run folders know it
     args.env_id = args.env_id.removeprefix("ale_py:")
     args.check()
     require_range(args, "eval_episodes eval_max_steps log_frequency", low=1)
@@ -696,12 +712,14 @@ def checked(args):
     if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
         fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
     try:
-        if isinstance(json.loads(args.env_kwargs), dict):
-            return args
-        error = "it has names and values: '{\"gravity\": -5.0}'"
-    except ValueError as wrong:
-        error = wrong
-    fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+        env_kwargs = json.loads(args.env_kwargs)
+    except ValueError as error:
+        fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+    if not isinstance(env_kwargs, dict):
+        fail(
+            f"--env-kwargs {args.env_kwargs} must be a JSON object, such as '{{\"gravity\": -5.0}}'"
+        )
+    return args
 
 
 def blamed_on(source: str, check):
@@ -711,6 +729,7 @@ def blamed_on(source: str, check):
         with contextlib.redirect_stderr(said):
             check()
     except SystemExit:
+        # without the frame that tyro draws around it, and its last sentence
         text = re.sub(r"[─│╭╮╰╯]+", " ", said.getvalue()).partition("For full helptext")[0]
         fail(f"{source}: {text.removeprefix(Path(sys.argv[0]).name + ': ')}")
 
@@ -733,8 +752,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
         fail(f"{path}: {type(error).__name__}: {error}")
     if algo != name:
         fail(f"{folder} is no {name} run, but of {algo}")
-    left_out = {"config", "resume", "evaluate"} | (OF_TRAINING if args.evaluate else set())
-    # a flag that is no more, and was off, costs no old run
+    left_out = {"config", "resume", "evaluate"} | (NOT_TAKEN_OVER if args.evaluate else set())
+    # an old run may have a flag that is gone by now: it matters only if it was on
     kept = [key for key in settings if settings[key] or hasattr(args, key)]
     return str(path), {key: settings[key] for key in kept if key not in left_out}
 
@@ -742,7 +761,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
 def table_of(config: str, name: str) -> tuple[str, dict]:
     """A table of FILE.toml[:TABLE], by default that of this name."""
     path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", config).groups()
-    path = (Path() if ext else Path(__file__).parents[1] / "benchmarks") / f"{path}.toml"
+    folder = Path() if ext else Path(__file__).parents[1] / "benchmarks"
+    path = folder / f"{path}.toml"
     table = table or name
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
@@ -765,7 +785,7 @@ def before_making(env_id: str):
     if "mujoco" in str(gym.registry.get(env_id)):
         mujoco = importlib.import_module("mujoco")
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
-        mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
+        mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text))
 
 
 def as_vectors(env):
@@ -833,9 +853,10 @@ def one_line_errors(env_id: str, keywords: dict):
         fail(f"environment {env_id}: {error}")
     except TypeError as error:
         cause = error.__cause__ or error
-        *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+        # where the innermost call is gymnasium's own, the arguments did not fit the environment
+        innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
         unknown = any(f"unexpected keyword argument '{name}'" in str(cause) for name in keywords)
-        if not unknown and "gymnasium" not in frame.f_code.co_filename:
+        if not unknown and "gymnasium" not in innermost.f_code.co_filename:
             raise  # a bug of the environment's own
         fail(f"environment {env_id} with {keywords}: {cause}")
 
@@ -850,7 +871,7 @@ def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
     with one_line_errors(args.env_id, keywords):
         if not (args.async_envs and training):
             return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
-        seeds = np.random.randint(2**31, size=num_envs)
+        seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
         spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
         return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
 
@@ -964,12 +985,11 @@ class InProcess(gym.Wrapper):
 
 def sendable(info: dict) -> dict:
     """An info without what cannot reach another process, such as a handle of the simulator."""
-    try:
-        return pickle.loads(pickle.dumps(info))
-    except Exception:
-        if not isinstance(info, dict) or len(info) < 2:
-            return {}
-        return {k: x for key, value in info.items() for k, x in sendable({key: value}).items()}
+    kept = {}
+    for name, value in info.items():
+        with contextlib.suppress(Exception):  # each class of objects fails in its own way
+            kept[name] = pickle.loads(pickle.dumps(value))
+    return kept
 
 
 def seed_generators(seed: int):
@@ -1084,7 +1104,7 @@ def read_checkpoint(path: Path) -> dict:
 
 
 def load_weights(agent, path: Path, but: dict):
-    """Weights of an .npz file by name, but those names."""
+    """Sets the agent's weights, by name, from an .npz file; the names in `but` are no weights."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             weights = {name: torch.as_tensor(arrays[name]) for name in set(arrays) - set(but)}
@@ -1165,7 +1185,7 @@ class Run:
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
-        torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
+        torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
@@ -1179,7 +1199,7 @@ class Run:
             load_weights(self.agent, path, but=self.bounds)
             self.folder = path.parent if args.evaluate else None
         if args.resume or args.evaluate:
-            self.say_whose_it_was()
+            self.warn_of_other_versions()
         # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
@@ -1204,7 +1224,7 @@ class Run:
             except Exception as error:
                 fail(f"capture_video: {self.args.env_id} gives no picture: {error!r}")
 
-    def say_whose_it_was(self):
+    def warn_of_other_versions(self):
         """Says in a line if another script or other packages trained what is in the folder."""
         path = self.folder / "args.json"
         if not path.exists():
@@ -1274,7 +1294,8 @@ class Run:
             self.save()
         self.describe()  # args.json comes last: a folder that has it can be resumed
         if not resumed:
-            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # as does this
+            # ends the script now, rather than at a resume, if args.json does not give these back
+            parse_args(self.name, type(args), ["--resume", str(self.folder)])
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
@@ -1318,7 +1339,7 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, but not by a checkpoint
+        # the environments whose episode ended by itself, not by a checkpoint
         self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
         if len(self.ended):
@@ -1339,7 +1360,7 @@ class Run:
             self.infos = of_each(infos, num_envs)
             self.returns[:] = 0
             self.lengths[:] = 0
-            truncated = ~terminated
+            truncated = ~terminated  # of every environment: its episode ends here
         return next_obs, rewards.astype(np.float32), terminated, truncated
 
     def log(self, scalars: dict):
@@ -1402,15 +1423,15 @@ class Run:
         rng = np.random.default_rng([args.seed, 1, 1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(generators_restored())  # training may draw from them, too
-            film = stack.enter_context(self.film()) if args.capture_video else None
-            drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **drawn)
+            video = stack.enter_context(self.film()) if args.capture_video else None
+            rendering = {"render_mode": "rgb_array"} if video else {}
+            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **rendering)
             stack.enter_context(contextlib.closing(envs))
-            obs, _ = reset(envs, args.seed, 0, 1)
+            obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
-            return play(envs, obs, policy, args.eval_max_steps, film and film.append_data)
+            return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)
 
     @contextlib.contextmanager
     def film(self):
@@ -1552,8 +1573,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         run.finish()
     except KeyboardInterrupt as stopped:
         how = run.how_to_resume() if run else ""
-        print("; ".join(filter(None, ["\nstopped", how])), file=sys.stderr)
-        sys.exit(128 + next(iter(stopped.args), signal.SIGINT))
+        print("\nstopped" + (f"; {how}" if how else ""), file=sys.stderr)
+        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except MemoryError as error:
         if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")

@@ -57,26 +57,31 @@ class Args:
     learning_rate: float = 2e-3  # Adam's step size, at the start.
     anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
     gamma: float = 0.98  # Discount factor.
-    gae_lambda: float = 0.8  # 0: the one-step TD error, 1: the return to the rollout's end less V.
+    gae_lambda: float = (
+        0.8  # 0: one-step TD error; 1: return to the rollout's end, minus the value.
+    )
     num_minibatches: int = 1  # Minibatches in one epoch.
     update_epochs: int = 10  # Passes over each rollout.
     norm_adv: bool = True  # Normalises advantages in each minibatch to mean 0 and deviation 1.
-    clip_coef: float = 0.2  # Change of the probability ratio beyond which nothing more is gained.
+    clip_coef: float = 0.2  # The ratio of new to old probability is clipped to 1 +- this.
     anneal_clip: bool = True  # Lowers clip_coef linearly to 0.
     clip_vloss: bool = False  # Clips the change of the value, too, by clip_coef [units of return].
     ent_coef: float = 0.0  # Weight of the entropy bonus.
     vf_coef: float = 0.5  # Weight of the value loss.
     max_grad_norm: float = 0.5  # Largest norm of the gradient of all parameters together.
-    target_kl: float | None = None  # Mean KL of an epoch that ends the update [nats]; None: never.
+    target_kl: float | None = (
+        None  # An epoch whose mean KL is above it is the last [nats]; None: no limit.
+    )
     norm_obs: bool = False  # Normalises vectors by earlier rollouts' moments, clips them to +-10.
     norm_reward: bool = False  # Divides rewards by the deviation of returns, clips them to +-10.
     clip_reward: bool = False  # Learns from the sign of the reward; logged returns are not clipped.
-    episodic_life: bool = False  # Atari: for learning a lost life ends the episode, not the score.
+    episodic_life: bool = False  # Atari: learns as if a lost life ended the episode; scores go on.
     sticky_actions: float = 0.0  # Atari: probability that the game repeats the last action.
     bf16: bool = False  # Images: convolutions in bfloat16, slow on a CPU without support for it.
     hidden_size: int = 64  # Width of both hidden layers of a network for vectors.
     activation: Literal["tanh", "relu"] = "tanh"  # After each of those layers.
-    log_std_init: float = 0.0  # Continuous actions: log of the deviation [half the range].
+    log_std_init: float = 0.0  # Continuous actions: log of the deviation [half their range].
+    # a run resumes exactly without the state of its environments: so episodes end at a checkpoint
     checkpoint_frequency: int = 100_000  # Steps between checkpoints; each ends running episodes.
 
     def check(self):
@@ -91,22 +96,27 @@ class Args:
             fail(f"num_minibatches={self.num_minibatches} must divide num_envs * num_steps={steps}")
 
     @property
-    def iteration_steps(self) -> int:  # of a rollout: steps between calls of run.end_iteration
+    def iteration_steps(self) -> int:  # steps of all environments from one update to the next
         return self.num_envs * self.num_steps
 
 
 def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None, parts=None):
-    # a variant may bring its own of these, and more parts for the checkpoints
+    """Rollout, update, repeat. `run` has the agent, the environments and a generator: see Run. What
+    follows it a variant may bring, such as ppo_lstm.py: functions of its own, and `parts`, which
+    checkpoints keep by name.
+    """
     collect = collect or collect_step
     make_batch = make_batch or rollout_batch
     loss_of = loss_of or ppo_loss
     agent = run.agent
     if optimizer is None:
-        # eps 1e-5, as in openai/baselines: with 1e-8 a gradient of 1e-7 still takes a whole step
+        # eps 1e-5, as in openai/baselines: with 1e-8 even a gradient of 1e-7 moves a weight by lr
         adam = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
         optimizer = torch.optim.Adam(agent.parameters(), **adam)
-    first_rates = [group["lr"] for group in optimizer.param_groups]
-    running_returns = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
+    first_rates = [group["lr"] for group in optimizer.param_groups]  # before annealing
+    # for norm_reward: of each running episode the discounted rewards so far; no checkpoint keeps
+    # them, since every episode ends there
+    running_returns = np.zeros(args.num_envs)
     step = run.start(agent=agent, optimizer=optimizer, **(parts or {}))
     while step < args.total_timesteps:
         remaining = linear_schedule(1.0, 0.0, args.total_timesteps, step)
@@ -117,8 +127,9 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
 
         agent.eval()  # dropout, for example, is for learning alone
         buffer = RolloutBuffer()
-        steps_left = (args.total_timesteps - step) * args.num_steps // args.iteration_steps
-        for _ in range(min(args.num_steps, steps_left)):
+        # num_envs; in ppo_parallel.py those of all ranks
+        steps_at_once = args.iteration_steps // args.num_steps
+        for _ in range(min(args.num_steps, (args.total_timesteps - step) // steps_at_once)):
             buffer.add(**collect(agent, run, args))
         batch, running_returns = make_batch(agent, buffer, args, running_returns)
 
@@ -131,16 +142,24 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
 
 
 def collect_step(agent, run, args):
-    """A step of every environment: what the buffer keeps of it, (num_envs, ...) each. `next_obs` is
-    what the actions led to; where that ended an episode, run.obs is the next one's beginning.
+    """One step of every environment, as the buffer keeps it: arrays (num_envs, ...) by name.
+
+    next_obs is what the actions led to, also where it is the last of an episode; there run.obs is
+    then the first of the next.
     """
     obs = run.obs
     actions = agent.act(obs, run.rng)
     next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
     if args.clip_reward:
         rewards = np.sign(rewards)
-    transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-    return transition | {"terminated": terminated, "truncated": truncated}
+    return {
+        "obs": obs,
+        "actions": actions,
+        "rewards": rewards,
+        "next_obs": next_obs,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
 
 
 @torch.no_grad()
@@ -151,10 +170,12 @@ def rollout_batch(agent, buffer, args, running_returns):
         return torch.as_tensor(array, device=agent.device).flatten(0, 1)
 
     batch = {"obs": flat(buffer["obs"]), "actions": flat(buffer["actions"])}
-    if agent.sees_images:  # once, rather than in every minibatch, as convolutions want them
+    if agent.sees_images:  # channels last is what `features` makes of them: once for all
         batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
+    # in one pass, not step by step while acting: the weights are still those that acted
     batch["log_probs"], _, batch["values"] = agent.evaluate_actions(batch)
     values = batch["values"].cpu().numpy().reshape(-1, args.num_envs)
+    # V(s') apart: where an episode was cut, next_obs is not the next row's obs
     next_values = agent.value(agent.features(flat(buffer["next_obs"])))
     next_values = next_values.cpu().numpy().reshape(-1, args.num_envs)
     advantages, running_returns = rollout_advantages(
@@ -185,8 +206,9 @@ def rollout_advantages(agent, buffer, values, next_values, args, running_returns
 def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
     """Epochs of gradient steps on a rollout. Returns scalars for the curves."""
     batch_size = len(batch["obs"])
-    # of a short last rollout as many as have two steps in each, of a single step one
-    num_minibatches = max(1, min(args.num_minibatches, batch["advantages"].numel() // 2))
+    num_steps = batch["advantages"].numel()  # not batch_size: in ppo_lstm.py a row is a sequence
+    # a short last rollout has fewer minibatches: norm_adv's deviation takes two steps in each
+    num_minibatches = max(1, min(args.num_minibatches, num_steps // 2))
     losses = []
     for _ in range(args.update_epochs):
         log_ratios = []
@@ -204,8 +226,10 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
         kl = approx_kl(log_ratios).item()
         if args.target_kl is not None and kl > args.target_kl:
             break
-    scalars = {k: torch.stack([terms[k] for terms in losses]).mean().item() for k in losses[0]}
-    clipped = (log_ratios.exp() - 1).abs() > clip_coef
+    scalars = {}
+    for name in losses[0]:  # means over all minibatches of all epochs
+        scalars[name] = torch.stack([terms[name] for terms in losses]).mean().item()
+    clipped = (log_ratios.exp() - 1).abs() > clip_coef  # as kl: of the last epoch alone
     scalars |= {"approx_kl": kl, "clipfrac": clipped.float().mean().item()}
     values = batch["values"].cpu().numpy()
     returns = batch["returns"].cpu().numpy()
@@ -271,8 +295,9 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def discounted_returns(rewards, ended, gamma, running):
-    """sum_k gamma^k r_{t-k} since the episode began, whose deviation scales rewards, and `running`
-    for the next call, 0 after an end. rewards, ended (steps, envs); running (envs,).
+    """The rewards of an episode up to each step, discounted backwards: sum_k gamma^k r_{t-k}. Their
+    deviation scales rewards. Besides, `running` for the next call: the last sums, 0 after an end.
+    rewards, ended (steps, envs); running (envs,).
     """
     sums = np.zeros(rewards.shape)
     for t in range(len(rewards)):
@@ -323,7 +348,7 @@ class RolloutBuffer:
     def __init__(self):
         self.transitions = []
 
-    def add(self, **transition):  # by name an array (num_envs, ...), which nobody writes to later
+    def add(self, **transition):  # arrays (num_envs, ...) by name: kept, not copied
         assert len({len(array) for array in transition.values()}) == 1, transition
         self.transitions.append(transition)
 
@@ -332,7 +357,7 @@ class RolloutBuffer:
 
 
 class Agent(nn.Module):
-    """A stochastic policy and a state value: two networks for vectors, one of two heads for images.
+    """A stochastic policy and a state value: two networks for vectors, two heads on one for images.
     Acting and learning both use `features`, `policy` and `value`: to change the agent, edit these.
 
     Discrete actions are categorical, continuous ones Gaussian, in half ranges: 0 is the middle
@@ -351,8 +376,9 @@ class Agent(nn.Module):
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
             low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
-            with np.errstate(all="ignore"):  # infinite bounds; some write them as the largest float
-                bounded = high - low < np.finfo(np.float32).max
+            with np.errstate(all="ignore"):  # of infinite bounds
+                bounded = high - low < np.finfo(np.float32).max  # as which some write infinity
+                # without bounds: the environment's units, from 0 or the bound nearest to it
                 self.middle = np.where(bounded, (low + high) / 2, np.clip(0, low, high))
                 self.half_range = np.where(bounded, (high - low) / 2, 1)
             self.low = low
@@ -361,14 +387,14 @@ class Agent(nn.Module):
         self.return_moments = RunningMoments(()) if args.norm_reward else None
 
     def make_networks(self, args, input_shape, num_outputs):
-        # the small gain makes the first policy nearly uniform, whatever the observation
+        # with the gain of 0.01 the first policy hardly depends on the observation
         if self.sees_images:
             self.trunk = nature_cnn(input_shape)
             self.actor = initialise(nn.Linear(512, num_outputs), 0.01)
             self.critic = initialise(nn.Linear(512, 1), 1.0)
         else:
-            sizes = *input_shape, args.hidden_size, args.activation
-            self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)
+            self.actor = mlp(*input_shape, args.hidden_size, args.activation, num_outputs, 0.01)
+            self.critic = mlp(*input_shape, args.hidden_size, args.activation, 1, gain=1.0)
 
     def features(self, obs):  # (batch, *obs_shape) -> (batch, n), what policy and value take
         if not self.sees_images:
@@ -393,16 +419,17 @@ class Agent(nn.Module):
         outputs = self(torch.as_tensor(obs, device=self.device))
         return self.sample(outputs, rng, greedy).cpu().numpy()
 
-    def sample(self, outputs, rng, greedy=False):  # of `policy` -> actions
+    def sample(self, outputs, rng, greedy=False):  # outputs of `policy` -> actions
         if greedy:
             return outputs.argmax(dim=1) if self.discrete else outputs
-        noise = (rng.gumbel if self.discrete else rng.standard_normal)(size=outputs.shape)
+        draw = rng.gumbel if self.discrete else rng.standard_normal
+        noise = draw(size=outputs.shape)  # by NumPy: the same on every device
         noise = torch.as_tensor(noise, dtype=torch.float32, device=outputs.device)
         if self.discrete:  # Gumbel-max: the argmax of logits plus Gumbel noise samples the softmax
             return (outputs + noise).argmax(dim=1)
         return outputs + self.log_std.exp() * noise
 
-    def log_prob_and_entropy(self, outputs, actions):  # of `policy`, actions -> (batch,), (batch,)
+    def log_prob_and_entropy(self, outputs, actions):  # outputs of `policy` -> (batch,), (batch,)
         if self.discrete:
             return categorical_log_prob_and_entropy(outputs, actions)
         return gaussian_log_prob_and_entropy(outputs, self.log_std, actions)
@@ -421,8 +448,8 @@ class Agent(nn.Module):
 
 
 def make_agent(args, obs_space, action_space, agent_class=Agent):
-    real = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
-    if not real and not isinstance(action_space, gym.spaces.Discrete):
+    continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+    if not continuous and not isinstance(action_space, gym.spaces.Discrete):
         several = "ppo_multidiscrete.py and ppo_hybrid.py take several at once"
         fail(f"actions must be Discrete or a Box of real numbers, not {action_space}: {several}")
     images = len(obs_space.shape) == 3
@@ -435,7 +462,7 @@ def make_agent(args, obs_space, action_space, agent_class=Agent):
     return agent_class(args, obs_space, action_space)
 
 
-def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it may remember
+def evaluation_policy(agent, rng, args):  # made anew for each evaluation: a memory starts empty
     greedy = not is_game(args.env_id)  # in a game a greedy agent can stall for ever
     return lambda obs: agent.to_env(agent.act(obs, rng, greedy))
 
@@ -527,8 +554,9 @@ def channels_first(image):
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
+        keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
-            return make_games(args, num_envs, training, **json.loads(args.env_kwargs))
+            return make_games(args, num_envs, training, **keywords)
     return side_by_side(args, num_envs, training, make_env, keywords)
 
 
@@ -562,7 +590,7 @@ def make_games(args, num_envs: int, training: bool, **env_kwargs):
 class AtariEnvs(gym.vector.VectorWrapper):
     """Games of ale_py. It sets `terminated` at a lost life, too, though the game goes on."""
 
-    frames = 0  # (num_envs,): of each game so far
+    frames = 0  # of each game so far, (num_envs,) from the first step on
 
     def reset(self, *, seed, options=None):
         self.obs, infos = self.env.reset(seed=np.int32(seed))
@@ -572,6 +600,7 @@ class AtariEnvs(gym.vector.VectorWrapper):
         frames = self.frames
         self.obs, rewards, terminated, truncated, infos = self.env.step(actions)
         self.frames = infos["episode_frame_number"]
+        # frames count from 0 again in a new game alone, not after a lost life
         over = (terminated | truncated) & (self.frames < frames)
         return self.obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
 
@@ -584,10 +613,12 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
 
 # --------------------------------------------------------------------------------------------------
-# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py. It uses Args,
-# make_envs and what main is given. What stands above uses fail, require_range, refuse_typed, of the
-# environments before_making, as_vectors, converted, one_line_errors and side_by_side, and run's
-# agent, rng, device, obs_space, obs, infos, next_infos, start, step, log and end_iteration.
+# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py.
+#
+# It uses Args, make_envs and what main is given. What stands above it may use
+# - fail, require_range, refuse_typed;
+# - before_making, as_vectors, converted, one_line_errors, side_by_side, for environments;
+# - run's agent, rng, device, obs_space, obs, infos, next_infos, start, step, log, end_iteration.
 
 
 @dataclass
@@ -637,8 +668,9 @@ SAME_STEP = gym.vector.AutoresetMode.SAME_STEP  # the step that ends an episode 
 
 # --- command line ---------------------------------------------------------------------------------
 
-# of a saved run's arguments those that an evaluation does not take over
-OF_TRAINING = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what an evaluation does not take over from the run whose agent plays
+NOT_TAKEN_OVER = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what has an effect beside --evaluate
 OF_EVALUATION = {"evaluate", "env_id", "env_kwargs", "seed", "eval_episodes", "eval_max_steps"}
 OF_EVALUATION |= {"eval_epsilon", "sticky_actions", "capture_video", "device", "torch_threads"}
 OF_EVALUATION |= {"bf16"}
@@ -648,12 +680,12 @@ def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
     text = sys.modules[args_class.__module__].__doc__ or name
     argv = [without_exponent(word) for word in argv]
-    typed = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
-    if typed.resume and set(argv) - {"--resume", typed.resume, f"--resume={typed.resume}"}:
+    asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
+    if asked.resume and set(argv) - {"--resume", asked.resume, f"--resume={asked.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if typed.resume and not Path(typed.resume, "checkpoint.pt").exists():
-        fail(f"{typed.resume} has no checkpoint.pt, so it is finished or no run")
-    source, settings = saved_settings(name, typed)
+    if asked.resume and not Path(asked.resume, "checkpoint.pt").exists():
+        fail(f"{asked.resume} has no checkpoint.pt, so it is finished or no run")
+    source, settings = saved_settings(name, asked)
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in settings.items():
         if isinstance(value, bool):
@@ -665,21 +697,24 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(without_exponent(f"--{field}={value}"))
     if settings:
-        own = [] if typed.config else argv
+        # a table must be right by itself; what a run was trained with, only beside --evaluate
+        own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
     words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
-    args.typed = {word.removeprefix("no_") if not hasattr(args, word) else word for word in words}
+    args.typed = set()  # names of the arguments that were typed
+    for word in words:
+        args.typed.add(word if hasattr(args, word) else word.removeprefix("no_"))
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        of_training = {field.name for field in fields(RunArgs)} - OF_EVALUATION
-        refuse_typed(args, " ".join(sorted(of_training)), "in an evaluation")
+        without_effect = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
     return checked(args)
 
 
 def without_exponent(word: str) -> str:
-    """1e6 and --flag=1e6 with a million in full, which an int can be."""
+    """1e6 or --flag=1e6 in full, as an int must be; of a table 1e6 comes as 1000000.0."""
     flag, number = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups()
     whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d\d?|\d+\.0", number)
     return f"{flag or ''}{int(float(number))}" if whole and float(number) % 1 == 0 else word
@@ -691,7 +726,7 @@ def checked(args):
         unlimited = field == "max_grad_norm" and value == math.inf
         if isinstance(value, float) and not math.isfinite(value) and not unlimited:
             fail(f"{field}={value} must be a finite number")
-    # as everybody else writes it
+    # one name for a game, by which is_game and run folders know it
     args.env_id = args.env_id.removeprefix("ale_py:")
     args.check()
     require_range(args, "eval_episodes eval_max_steps log_frequency", low=1)
@@ -701,12 +736,14 @@ def checked(args):
     if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
         fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
     try:
-        if isinstance(json.loads(args.env_kwargs), dict):
-            return args
-        error = "it has names and values: '{\"gravity\": -5.0}'"
-    except ValueError as wrong:
-        error = wrong
-    fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+        env_kwargs = json.loads(args.env_kwargs)
+    except ValueError as error:
+        fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+    if not isinstance(env_kwargs, dict):
+        fail(
+            f"--env-kwargs {args.env_kwargs} must be a JSON object, such as '{{\"gravity\": -5.0}}'"
+        )
+    return args
 
 
 def blamed_on(source: str, check):
@@ -716,6 +753,7 @@ def blamed_on(source: str, check):
         with contextlib.redirect_stderr(said):
             check()
     except SystemExit:
+        # without the frame that tyro draws around it, and its last sentence
         text = re.sub(r"[─│╭╮╰╯]+", " ", said.getvalue()).partition("For full helptext")[0]
         fail(f"{source}: {text.removeprefix(Path(sys.argv[0]).name + ': ')}")
 
@@ -738,8 +776,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
         fail(f"{path}: {type(error).__name__}: {error}")
     if algo != name:
         fail(f"{folder} is no {name} run, but of {algo}")
-    left_out = {"config", "resume", "evaluate"} | (OF_TRAINING if args.evaluate else set())
-    # a flag that is no more, and was off, costs no old run
+    left_out = {"config", "resume", "evaluate"} | (NOT_TAKEN_OVER if args.evaluate else set())
+    # an old run may have a flag that is gone by now: it matters only if it was on
     kept = [key for key in settings if settings[key] or hasattr(args, key)]
     return str(path), {key: settings[key] for key in kept if key not in left_out}
 
@@ -747,7 +785,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
 def table_of(config: str, name: str) -> tuple[str, dict]:
     """A table of FILE.toml[:TABLE], by default that of this name."""
     path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", config).groups()
-    path = (Path() if ext else Path(__file__).parents[1] / "benchmarks") / f"{path}.toml"
+    folder = Path() if ext else Path(__file__).parents[1] / "benchmarks"
+    path = folder / f"{path}.toml"
     table = table or name
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
@@ -770,7 +809,7 @@ def before_making(env_id: str):
     if "mujoco" in str(gym.registry.get(env_id)):
         mujoco = importlib.import_module("mujoco")
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
-        mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
+        mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text))
 
 
 def as_vectors(env):
@@ -838,9 +877,10 @@ def one_line_errors(env_id: str, keywords: dict):
         fail(f"environment {env_id}: {error}")
     except TypeError as error:
         cause = error.__cause__ or error
-        *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+        # where the innermost call is gymnasium's own, the arguments did not fit the environment
+        innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
         unknown = any(f"unexpected keyword argument '{name}'" in str(cause) for name in keywords)
-        if not unknown and "gymnasium" not in frame.f_code.co_filename:
+        if not unknown and "gymnasium" not in innermost.f_code.co_filename:
             raise  # a bug of the environment's own
         fail(f"environment {env_id} with {keywords}: {cause}")
 
@@ -855,7 +895,7 @@ def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
     with one_line_errors(args.env_id, keywords):
         if not (args.async_envs and training):
             return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
-        seeds = np.random.randint(2**31, size=num_envs)
+        seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
         spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
         return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
 
@@ -969,12 +1009,11 @@ class InProcess(gym.Wrapper):
 
 def sendable(info: dict) -> dict:
     """An info without what cannot reach another process, such as a handle of the simulator."""
-    try:
-        return pickle.loads(pickle.dumps(info))
-    except Exception:
-        if not isinstance(info, dict) or len(info) < 2:
-            return {}
-        return {k: x for key, value in info.items() for k, x in sendable({key: value}).items()}
+    kept = {}
+    for name, value in info.items():
+        with contextlib.suppress(Exception):  # each class of objects fails in its own way
+            kept[name] = pickle.loads(pickle.dumps(value))
+    return kept
 
 
 def seed_generators(seed: int):
@@ -1089,7 +1128,7 @@ def read_checkpoint(path: Path) -> dict:
 
 
 def load_weights(agent, path: Path, but: dict):
-    """Weights of an .npz file by name, but those names."""
+    """Sets the agent's weights, by name, from an .npz file; the names in `but` are no weights."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             weights = {name: torch.as_tensor(arrays[name]) for name in set(arrays) - set(but)}
@@ -1170,7 +1209,7 @@ class Run:
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
-        torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
+        torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
@@ -1184,7 +1223,7 @@ class Run:
             load_weights(self.agent, path, but=self.bounds)
             self.folder = path.parent if args.evaluate else None
         if args.resume or args.evaluate:
-            self.say_whose_it_was()
+            self.warn_of_other_versions()
         # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
@@ -1209,7 +1248,7 @@ class Run:
             except Exception as error:
                 fail(f"capture_video: {self.args.env_id} gives no picture: {error!r}")
 
-    def say_whose_it_was(self):
+    def warn_of_other_versions(self):
         """Says in a line if another script or other packages trained what is in the folder."""
         path = self.folder / "args.json"
         if not path.exists():
@@ -1279,7 +1318,8 @@ class Run:
             self.save()
         self.describe()  # args.json comes last: a folder that has it can be resumed
         if not resumed:
-            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # as does this
+            # ends the script now, rather than at a resume, if args.json does not give these back
+            parse_args(self.name, type(args), ["--resume", str(self.folder)])
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
@@ -1323,7 +1363,7 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, but not by a checkpoint
+        # the environments whose episode ended by itself, not by a checkpoint
         self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
         if len(self.ended):
@@ -1344,7 +1384,7 @@ class Run:
             self.infos = of_each(infos, num_envs)
             self.returns[:] = 0
             self.lengths[:] = 0
-            truncated = ~terminated
+            truncated = ~terminated  # of every environment: its episode ends here
         return next_obs, rewards.astype(np.float32), terminated, truncated
 
     def log(self, scalars: dict):
@@ -1407,15 +1447,15 @@ class Run:
         rng = np.random.default_rng([args.seed, 1, 1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(generators_restored())  # training may draw from them, too
-            film = stack.enter_context(self.film()) if args.capture_video else None
-            drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **drawn)
+            video = stack.enter_context(self.film()) if args.capture_video else None
+            rendering = {"render_mode": "rgb_array"} if video else {}
+            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **rendering)
             stack.enter_context(contextlib.closing(envs))
-            obs, _ = reset(envs, args.seed, 0, 1)
+            obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
-            return play(envs, obs, policy, args.eval_max_steps, film and film.append_data)
+            return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)
 
     @contextlib.contextmanager
     def film(self):
@@ -1557,8 +1597,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         run.finish()
     except KeyboardInterrupt as stopped:
         how = run.how_to_resume() if run else ""
-        print("; ".join(filter(None, ["\nstopped", how])), file=sys.stderr)
-        sys.exit(128 + next(iter(stopped.args), signal.SIGINT))
+        print("\nstopped" + (f"; {how}" if how else ""), file=sys.stderr)
+        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except MemoryError as error:
         if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")

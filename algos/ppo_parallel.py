@@ -196,9 +196,8 @@ class FollowingRun(ppo.Run):
     """Of a rank but the first: the same training, without a folder, a curve or an evaluation."""
 
     def prepare(self, make_agent):
-        self.step_count = (
-            self.args.first_step
-        )  # environments are made with seeds that follow from it
+        # environments are made with seeds that follow from it
+        self.step_count = self.args.first_step
         super().prepare(make_agent)
 
     def start(self, **parts):

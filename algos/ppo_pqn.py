@@ -84,8 +84,12 @@ class Agent(ppo.Agent):
     epsilon = 0.0  # probability of a random action, which `collect` sets
 
     def make_networks(self, args, input_shape, num_outputs):
-        sizes = *input_shape, args.hidden_size, args.activation, num_outputs
-        network = ppo.nature_cnn(input_shape) if self.sees_images else ppo.mlp(*sizes, 1.0)
+        if self.sees_images:
+            network = ppo.nature_cnn(input_shape)
+        else:
+            network = ppo.mlp(
+                *input_shape, args.hidden_size, args.activation, num_outputs, gain=1.0
+            )
         if args.layer_norm:
             network = with_layer_norm(network, input_shape)
         if self.sees_images:  # what `features` goes through

@@ -47,7 +47,9 @@ def train(args: Args, run: ppo.Run):
         {"params": curiosity.learners(), "lr": args.rnd_learning_rate},  # annealed alike
     ]
     optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
-    running_bonuses = np.zeros(args.num_envs)  # in no checkpoint: all episodes end there
+    # the discounted bonuses of each running episode so far; in no checkpoint, since every episode
+    # ends there
+    running_bonuses = np.zeros(args.num_envs)
 
     def make_batch(agent, buffer, args, running_returns):
         nonlocal running_bonuses
@@ -122,10 +124,10 @@ class Curiosity(nn.Module):
 
     def __init__(self, args, obs_space):
         super().__init__()
-        sizes = *obs_space.shape, args.hidden_size, args.activation
-        self.target = ppo.mlp(*sizes, args.hidden_size, 1.0)
-        self.predictor = ppo.mlp(*sizes, args.hidden_size, 1.0)
-        self.critic = ppo.mlp(*sizes, 1, 1.0)
+        width = args.hidden_size
+        self.target = ppo.mlp(*obs_space.shape, width, args.activation, width, gain=1.0)
+        self.predictor = ppo.mlp(*obs_space.shape, width, args.activation, width, gain=1.0)
+        self.critic = ppo.mlp(*obs_space.shape, width, args.activation, 1, gain=1.0)
         self.obs_moments = ppo.RunningMoments(obs_space.shape)
         self.return_moments = ppo.RunningMoments(())
 

@@ -91,7 +91,10 @@ class Args:
 
 
 def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, parts=None):
-    # a variant may bring its own of these, and more parts for the checkpoints
+    """Act, store, learn, repeat. `run` has agent, environments and a generator: see Run. What
+    follows it a variant may bring, such as td3_sac.py: an update or optimizers of its own, and
+    `parts`, which checkpoints keep by name.
+    """
     agent = run.agent
     target = copy.deepcopy(agent).eval()
     if optimizers is None:
@@ -100,10 +103,10 @@ def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, par
         critic_optimizer = torch.optim.Adam(agent.critics.parameters(), **adam)
         optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
     if buffer is None:
-        sizes = args.num_envs, *run.obs_space.shape, agent.action_dim
-        buffer = ReplayBuffer(args.buffer_size, *sizes)
+        obs_dim = run.obs_space.shape[0]
+        buffer = ReplayBuffer(args.buffer_size, args.num_envs, obs_dim, agent.action_dim)
     update = update or td3_update
-    # begins at learning_starts: so with one gradient step a step it is the number of that step
+    # counted from learning_starts on: with one gradient step per step it is the step's number
     gradient_step = Counter(args.learning_starts)
     learners = {"agent": agent, "target": target, "buffer": buffer, "gradient_step": gradient_step}
     step = run.start(**learners, **optimizers, **(parts or {}))
@@ -114,11 +117,11 @@ def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, par
         else:
             agent.eval()  # dropout, for example, is for learning alone
             actions = agent.act(obs, run.rng, args.exploration_noise)
-        # next_obs is what they led to, where that ended an episode not what is acted on next
+        # next_obs: what the actions led to, also at an episode's end; run.obs: acted on next
         next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, next_obs, terminated, truncated)
 
-        # of the steps just taken those that came after learning_starts
+        # how many of the steps just taken came after learning_starts
         learned_from = min(args.num_envs, step + args.num_envs - args.learning_starts)
         if learned_from > 0:
             agent.train()
@@ -126,13 +129,13 @@ def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, par
                 gradient_step.value += 1
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                # by the newest moments, for the target networks, too: the buffer's are raw
+                # the buffer's are raw: the newest moments count, for the target networks, too
                 batch |= {k: agent.features(batch[k]) for k in ("obs", "next_obs")}
                 scalars = update(
                     agent, target, optimizers, batch, args, run.rng, gradient_step.value
                 )
                 run.log(scalars)
-        if agent.obs_moments is not None:  # once each: what is replayed often counts no more
+        if agent.obs_moments is not None:  # each once, however often it is replayed
             agent.obs_moments.update(obs)
         step = run.end_iteration({})
 
@@ -154,8 +157,8 @@ def td3_update(agent, target, optimizers, batch, args, rng, gradient_step):
     """One step of the critics, less often of the actor and the target networks. Returns scalars
     for the curves.
     """
-    noise = rng.standard_normal(batch["actions"].shape, np.float32)
-    noise = torch.as_tensor(args.policy_noise * noise, device=agent.device)
+    noise = args.policy_noise * rng.standard_normal(batch["actions"].shape, np.float32)
+    noise = torch.as_tensor(noise, device=agent.device)
     scalars = update_critics(agent, target, optimizers["critic_optimizer"], batch, noise, args)
     if gradient_step % args.policy_frequency == 0:
         scalars |= update_actor(agent, optimizers["actor_optimizer"], batch["obs"])
@@ -191,7 +194,7 @@ def q_losses(agent, target, batch, noise, args):
         next_actions = smoothed(target.policy(next_obs), noise, args.noise_clip)
         next_q_values = [critic(next_obs, next_actions) for critic in target.critics]
         rewards, terminated = batch["rewards"], batch["terminated"]
-        y = bootstrapped_target(rewards, terminated, next_q_values, batch["discounts"])
+        y = bootstrapped_target(rewards, terminated, next_q_values, gamma=batch["discounts"])
     q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
     assert all(q.shape == y.shape == (len(batch["obs"]),) for q in q_values), y.shape
     return [F.mse_loss(q, y) for q in q_values], q_values[0].detach().mean()
@@ -272,7 +275,8 @@ class ReplayBuffer:
         arrays = self.arrays
         ks = np.arange(n_step)
         first = rng.integers(min(self.total, self.capacity), size=batch_size)
-        newer = (self.total - 1 - first) % self.capacity // self.num_envs  # steps of the same env
+        # how many later steps of the same environment there are, (batch_size,)
+        newer = (self.total - 1 - first) % self.capacity // self.num_envs
         slots = (first[:, None] + ks * self.num_envs) % self.capacity  # (batch_size, n_step)
         ended = arrays["terminated"][slots] | arrays["truncated"][slots]
         ended[:, -1] = True  # so that argmax finds the last reward where no episode ended
@@ -307,14 +311,14 @@ class Agent(nn.Module):
         self.action_dim = len(low)
         sizes = args.hidden_sizes
         self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
-        critic_sizes = obs_dim, self.action_dim, sizes, args.layer_norm
-        critics = [Critic(*critic_sizes) for _ in range(2 if args.twin else 1)]
-        self.critics = nn.ModuleList(critics)
+        self.critics = nn.ModuleList()
+        for _ in range(2 if args.twin else 1):
+            self.critics.append(Critic(obs_dim, self.action_dim, sizes, args.layer_norm))
         self.obs_moments = RunningMoments((obs_dim,)) if args.norm_obs else None
         self.low = low
         self.high = high
 
-    def features(self, obs):  # (batch, obs_dim) -> the same, what policy and critics take
+    def features(self, obs):  # (batch, obs_dim) -> the same shape, as policy and critics take it
         return obs if self.obs_moments is None else self.obs_moments.normalised(obs)
 
     def policy(self, features):  # (batch, obs_dim) -> (batch, action_dim)
@@ -333,7 +337,8 @@ class Agent(nn.Module):
 
     def to_env(self, actions):
         """[-1, 1] -> [low, high], each dimension by its own bounds."""
-        middle, half_range = (self.low + self.high) / 2, (self.high - self.low) / 2
+        middle = (self.low + self.high) / 2
+        half_range = (self.high - self.low) / 2
         return np.clip(middle + half_range * actions, self.low, self.high)
 
 
@@ -391,12 +396,12 @@ def make_agent(args, obs_space, action_space):
     if len(obs_space.shape) != 1:
         fail(f"observations must be vectors, not {obs_space}")
     low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
-    if not (high - low < np.finfo(np.float32).max).all():  # as which many write infinity
+    if not (high - low < np.finfo(np.float32).max).all():  # as which some write infinity
         fail(f"every action needs bounds, not {action_space}: try ppo.py")
     return Agent(args, *obs_space.shape, low, high)
 
 
-def evaluation_policy(agent, rng, args):  # made anew for each evaluation, so it may remember
+def evaluation_policy(agent, rng, args):  # made anew for each evaluation: a memory starts empty
     return lambda obs: agent.to_env(agent.act(obs, rng))
 
 
@@ -417,10 +422,12 @@ def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **k
 
 
 # --------------------------------------------------------------------------------------------------
-# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py. It uses Args,
-# make_envs and what main is given. What stands above uses fail, require_range, refuse_typed, of the
-# environments before_making, as_vectors, converted, one_line_errors and side_by_side, and run's
-# agent, rng, device, obs_space, obs, infos, next_infos, start, step, log and end_iteration.
+# Below is what every run needs: the same bytes in ppo.py, a2c.py, dqn.py and td3.py.
+#
+# It uses Args, make_envs and what main is given. What stands above it may use
+# - fail, require_range, refuse_typed;
+# - before_making, as_vectors, converted, one_line_errors, side_by_side, for environments;
+# - run's agent, rng, device, obs_space, obs, infos, next_infos, start, step, log, end_iteration.
 
 
 @dataclass
@@ -470,8 +477,9 @@ SAME_STEP = gym.vector.AutoresetMode.SAME_STEP  # the step that ends an episode 
 
 # --- command line ---------------------------------------------------------------------------------
 
-# of a saved run's arguments those that an evaluation does not take over
-OF_TRAINING = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what an evaluation does not take over from the run whose agent plays
+NOT_TAKEN_OVER = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+# what has an effect beside --evaluate
 OF_EVALUATION = {"evaluate", "env_id", "env_kwargs", "seed", "eval_episodes", "eval_max_steps"}
 OF_EVALUATION |= {"eval_epsilon", "sticky_actions", "capture_video", "device", "torch_threads"}
 OF_EVALUATION |= {"bf16"}
@@ -481,12 +489,12 @@ def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
     text = sys.modules[args_class.__module__].__doc__ or name
     argv = [without_exponent(word) for word in argv]
-    typed = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
-    if typed.resume and set(argv) - {"--resume", typed.resume, f"--resume={typed.resume}"}:
+    asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
+    if asked.resume and set(argv) - {"--resume", asked.resume, f"--resume={asked.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if typed.resume and not Path(typed.resume, "checkpoint.pt").exists():
-        fail(f"{typed.resume} has no checkpoint.pt, so it is finished or no run")
-    source, settings = saved_settings(name, typed)
+    if asked.resume and not Path(asked.resume, "checkpoint.pt").exists():
+        fail(f"{asked.resume} has no checkpoint.pt, so it is finished or no run")
+    source, settings = saved_settings(name, asked)
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in settings.items():
         if isinstance(value, bool):
@@ -498,21 +506,24 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(without_exponent(f"--{field}={value}"))
     if settings:
-        own = [] if typed.config else argv
+        # a table must be right by itself; what a run was trained with, only beside --evaluate
+        own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
     words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
-    args.typed = {word.removeprefix("no_") if not hasattr(args, word) else word for word in words}
+    args.typed = set()  # names of the arguments that were typed
+    for word in words:
+        args.typed.add(word if hasattr(args, word) else word.removeprefix("no_"))
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        of_training = {field.name for field in fields(RunArgs)} - OF_EVALUATION
-        refuse_typed(args, " ".join(sorted(of_training)), "in an evaluation")
+        without_effect = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
     return checked(args)
 
 
 def without_exponent(word: str) -> str:
-    """1e6 and --flag=1e6 with a million in full, which an int can be."""
+    """1e6 or --flag=1e6 in full, as an int must be; of a table 1e6 comes as 1000000.0."""
     flag, number = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups()
     whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d\d?|\d+\.0", number)
     return f"{flag or ''}{int(float(number))}" if whole and float(number) % 1 == 0 else word
@@ -524,7 +535,7 @@ def checked(args):
         unlimited = field == "max_grad_norm" and value == math.inf
         if isinstance(value, float) and not math.isfinite(value) and not unlimited:
             fail(f"{field}={value} must be a finite number")
-    # as everybody else writes it
+    # one name for a game, by which is_game and run folders know it
     args.env_id = args.env_id.removeprefix("ale_py:")
     args.check()
     require_range(args, "eval_episodes eval_max_steps log_frequency", low=1)
@@ -534,12 +545,14 @@ def checked(args):
     if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
         fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
     try:
-        if isinstance(json.loads(args.env_kwargs), dict):
-            return args
-        error = "it has names and values: '{\"gravity\": -5.0}'"
-    except ValueError as wrong:
-        error = wrong
-    fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+        env_kwargs = json.loads(args.env_kwargs)
+    except ValueError as error:
+        fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
+    if not isinstance(env_kwargs, dict):
+        fail(
+            f"--env-kwargs {args.env_kwargs} must be a JSON object, such as '{{\"gravity\": -5.0}}'"
+        )
+    return args
 
 
 def blamed_on(source: str, check):
@@ -549,6 +562,7 @@ def blamed_on(source: str, check):
         with contextlib.redirect_stderr(said):
             check()
     except SystemExit:
+        # without the frame that tyro draws around it, and its last sentence
         text = re.sub(r"[─│╭╮╰╯]+", " ", said.getvalue()).partition("For full helptext")[0]
         fail(f"{source}: {text.removeprefix(Path(sys.argv[0]).name + ': ')}")
 
@@ -571,8 +585,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
         fail(f"{path}: {type(error).__name__}: {error}")
     if algo != name:
         fail(f"{folder} is no {name} run, but of {algo}")
-    left_out = {"config", "resume", "evaluate"} | (OF_TRAINING if args.evaluate else set())
-    # a flag that is no more, and was off, costs no old run
+    left_out = {"config", "resume", "evaluate"} | (NOT_TAKEN_OVER if args.evaluate else set())
+    # an old run may have a flag that is gone by now: it matters only if it was on
     kept = [key for key in settings if settings[key] or hasattr(args, key)]
     return str(path), {key: settings[key] for key in kept if key not in left_out}
 
@@ -580,7 +594,8 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
 def table_of(config: str, name: str) -> tuple[str, dict]:
     """A table of FILE.toml[:TABLE], by default that of this name."""
     path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", config).groups()
-    path = (Path() if ext else Path(__file__).parents[1] / "benchmarks") / f"{path}.toml"
+    folder = Path() if ext else Path(__file__).parents[1] / "benchmarks"
+    path = folder / f"{path}.toml"
     table = table or name
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
@@ -603,7 +618,7 @@ def before_making(env_id: str):
     if "mujoco" in str(gym.registry.get(env_id)):
         mujoco = importlib.import_module("mujoco")
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
-        mujoco.set_mju_user_warning(lambda text: "deprecated" in text or print(text))
+        mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text))
 
 
 def as_vectors(env):
@@ -671,9 +686,10 @@ def one_line_errors(env_id: str, keywords: dict):
         fail(f"environment {env_id}: {error}")
     except TypeError as error:
         cause = error.__cause__ or error
-        *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+        # where the innermost call is gymnasium's own, the arguments did not fit the environment
+        innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
         unknown = any(f"unexpected keyword argument '{name}'" in str(cause) for name in keywords)
-        if not unknown and "gymnasium" not in frame.f_code.co_filename:
+        if not unknown and "gymnasium" not in innermost.f_code.co_filename:
             raise  # a bug of the environment's own
         fail(f"environment {env_id} with {keywords}: {cause}")
 
@@ -688,7 +704,7 @@ def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
     with one_line_errors(args.env_id, keywords):
         if not (args.async_envs and training):
             return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
-        seeds = np.random.randint(2**31, size=num_envs)
+        seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
         spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
         return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
 
@@ -802,12 +818,11 @@ class InProcess(gym.Wrapper):
 
 def sendable(info: dict) -> dict:
     """An info without what cannot reach another process, such as a handle of the simulator."""
-    try:
-        return pickle.loads(pickle.dumps(info))
-    except Exception:
-        if not isinstance(info, dict) or len(info) < 2:
-            return {}
-        return {k: x for key, value in info.items() for k, x in sendable({key: value}).items()}
+    kept = {}
+    for name, value in info.items():
+        with contextlib.suppress(Exception):  # each class of objects fails in its own way
+            kept[name] = pickle.loads(pickle.dumps(value))
+    return kept
 
 
 def seed_generators(seed: int):
@@ -922,7 +937,7 @@ def read_checkpoint(path: Path) -> dict:
 
 
 def load_weights(agent, path: Path, but: dict):
-    """Weights of an .npz file by name, but those names."""
+    """Sets the agent's weights, by name, from an .npz file; the names in `but` are no weights."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             weights = {name: torch.as_tensor(arrays[name]) for name in set(arrays) - set(but)}
@@ -1003,7 +1018,7 @@ class Run:
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
-        torch.set_flush_denormal(True)  # what Adam remembers of silent units drags a CPU
+        torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
@@ -1017,7 +1032,7 @@ class Run:
             load_weights(self.agent, path, but=self.bounds)
             self.folder = path.parent if args.evaluate else None
         if args.resume or args.evaluate:
-            self.say_whose_it_was()
+            self.warn_of_other_versions()
         # a checkpoint always ends an iteration, so that no half-filled rollout must be saved
         iterations = math.ceil(args.checkpoint_frequency / args.iteration_steps)
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
@@ -1042,7 +1057,7 @@ class Run:
             except Exception as error:
                 fail(f"capture_video: {self.args.env_id} gives no picture: {error!r}")
 
-    def say_whose_it_was(self):
+    def warn_of_other_versions(self):
         """Says in a line if another script or other packages trained what is in the folder."""
         path = self.folder / "args.json"
         if not path.exists():
@@ -1112,7 +1127,8 @@ class Run:
             self.save()
         self.describe()  # args.json comes last: a folder that has it can be resumed
         if not resumed:
-            parse_args(self.name, type(args), ["--resume", str(self.folder)])  # as does this
+            # ends the script now, rather than at a resume, if args.json does not give these back
+            parse_args(self.name, type(args), ["--resume", str(self.folder)])
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
@@ -1156,7 +1172,7 @@ class Run:
         self.lengths += 1
         self.infos = of_each(infos, num_envs)
         self.next_infos = list(self.infos)
-        # of which environments an episode ended, but not by a checkpoint
+        # the environments whose episode ended by itself, not by a checkpoint
         self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
         next_obs = self.obs
         if len(self.ended):
@@ -1177,7 +1193,7 @@ class Run:
             self.infos = of_each(infos, num_envs)
             self.returns[:] = 0
             self.lengths[:] = 0
-            truncated = ~terminated
+            truncated = ~terminated  # of every environment: its episode ends here
         return next_obs, rewards.astype(np.float32), terminated, truncated
 
     def log(self, scalars: dict):
@@ -1240,15 +1256,15 @@ class Run:
         rng = np.random.default_rng([args.seed, 1, 1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(generators_restored())  # training may draw from them, too
-            film = stack.enter_context(self.film()) if args.capture_video else None
-            drawn = {"render_mode": "rgb_array"} if args.capture_video else {}
-            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **drawn)
+            video = stack.enter_context(self.film()) if args.capture_video else None
+            rendering = {"render_mode": "rgb_array"} if video else {}
+            envs = self.new_envs(args.eval_episodes, 0, 1, training=False, **rendering)
             stack.enter_context(contextlib.closing(envs))
-            obs, _ = reset(envs, args.seed, 0, 1)
+            obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
-            return play(envs, obs, policy, args.eval_max_steps, film and film.append_data)
+            return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)
 
     @contextlib.contextmanager
     def film(self):
@@ -1390,8 +1406,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         run.finish()
     except KeyboardInterrupt as stopped:
         how = run.how_to_resume() if run else ""
-        print("; ".join(filter(None, ["\nstopped", how])), file=sys.stderr)
-        sys.exit(128 + next(iter(stopped.args), signal.SIGINT))
+        print("\nstopped" + (f"; {how}" if how else ""), file=sys.stderr)
+        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except MemoryError as error:
         if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")

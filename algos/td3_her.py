@@ -55,8 +55,8 @@ class ReplayBuffer(td3.ReplayBuffer):
 
     def __init__(self, run, hindsight):
         args = run.args
-        sizes = args.num_envs, *run.obs_space.shape, run.agent.action_dim
-        super().__init__(args.buffer_size, *sizes)
+        obs_dim = run.obs_space.shape[0]
+        super().__init__(args.buffer_size, args.num_envs, obs_dim, run.agent.action_dim)
         self.hindsight = hindsight
 
     def add(self, obs, actions, rewards, next_obs, terminated, truncated):

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import math
 import re
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,9 +23,11 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import report
-from load import parts_beside
 from matplotlib.figure import Figure
-from report import Cell, UserError, number
+from report import ROOT, Cell, UserError, number
+
+sys.path.insert(0, str(ROOT / "algos"))
+from load import parts_beside
 
 RANDOM_EPISODES = 20
 

@@ -28,18 +28,18 @@ SETTINGS = {
     "td3": {"total_timesteps": 240, "env_id": "Pendulum-v1", "hidden_sizes": (32, 32)} | SMALL,
 }
 # of each script the line that makes the network which acts, its name and what its sizes are called
-MLPS = "self.actor, self.critic = mlp(*sizes, num_outputs, 0.01), mlp(*sizes, 1, 1.0)"
+CRITIC = "self.critic = mlp(*input_shape, args.hidden_size, args.activation, 1, gain=1.0)"
 TRUNK = "self.trunk = nn.Sequential(nn.Linear(*obs_space.shape, num_features), nn.ReLU())"
 ACTOR = "self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())"
 NETWORKS = {
-    "ppo": (MLPS, "actor", "*input_shape", "num_outputs"),
-    "a2c": (MLPS, "actor", "*input_shape", "num_outputs"),
+    "ppo": (CRITIC, "actor", "*input_shape", "num_outputs"),
+    "a2c": (CRITIC, "actor", "*input_shape", "num_outputs"),
     "dqn": (TRUNK, "trunk", "*obs_space.shape", "num_features"),
     "td3": (ACTOR, "actor", "obs_dim", "self.action_dim"),
 }
 ADAMS = {
     "ppo": "torch.optim.Adam(agent.parameters(), **adam)",
-    "a2c": "torch.optim.Adam(agent.parameters(), **adam)",
+    "a2c": "torch.optim.Adam(agent.parameters(), **settings, fused=True)",
     "dqn": "torch.optim.Adam(q_network.parameters(), **adam)",
     "td3": "torch.optim.Adam(agent.critics.parameters(), **adam)",
 }
@@ -424,7 +424,7 @@ def test_a_coefficient_that_is_set_in_the_loop(script, name, value, edited):
 
 # --- distributions --------------------------------------------------------------------------------
 
-SAMPLE = "def sample(self, outputs, rng, greedy=False):  # of `policy` -> actions\n"
+SAMPLE = "def sample(self, outputs, rng, greedy=False):  # outputs of `policy` -> actions\n"
 LOG_PROB = "        return gaussian_log_prob_and_entropy(outputs, self.log_std, actions)\n"
 NOISY = "        return outputs + self.log_std.exp() * noise\n"
 

@@ -160,6 +160,9 @@ def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused):
         with pytest.raises(TypeError, match="unsupported operand"):
             command("ppo", flags, kwargs)
     assert "unexpected keyword argument 'colour'" in refused("ppo", flags, '{"colour": 2}')
+    assert "with {'colour': 2}: " in refused(
+        "ppo", "--env-id ALE/Pong-v5 --env-kwargs", '{"colour": 2}'
+    )
 
 
 def test_a_game_has_one_name(monkeypatch):

@@ -300,3 +300,11 @@ def test_a_campaign_uses_no_core_that_it_was_not_given():
         assert run.usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("tool", ["compare", "reference", "report", "run", "speed", "tune"])
+def test_a_tool_starts_in_a_process_of_its_own(tool, tmp_path):
+    """Here other tests have put algos/ on the path already."""
+    words = [sys.executable, ROOT / "benchmarks" / f"{tool}.py", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
