@@ -148,19 +148,11 @@ def along(run: AnyRun, cell: Cell) -> list[str]:
     parts = [f"among them at {1 - sum(sides.values()).mean():.0%} of {len(steps)} points"]
     for side, outside in sides.items():
         if outside.any():
-            first, last = longest(outside)
-            where = f"from step {steps[first]:,} to" if last > first else "at step"
-            where = f"longest {where} {steps[last]:,}"
+            first, last = steps[outside][[0, -1]]
+            where = f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"
             parts.append(f"{side} them at {outside.mean():.0%} ({where})")
     by_chance = f"by chance one more seed is outside at {2 / (n + 1):.0%}"
     return [f"training curve beside {n} seeds of [{cell.table}]: {', '.join(parts)}; {by_chance}"]
-
-
-def longest(flags) -> tuple[int, int]:
-    """The first and the last index of the longest stretch that is true."""
-    edges = np.flatnonzero(np.diff(np.r_[False, flags, False])).reshape(-1, 2)  # [first, behind)
-    first, behind = max(edges.tolist(), key=lambda edge: edge[1] - edge[0])
-    return first, behind - 1
 
 
 def other_settings(run: AnyRun, cell: Cell) -> str:

@@ -25,8 +25,7 @@ TAGS = {"training": "charts/episodic_return", "greedy": "eval/episodic_return"}
 
 def config_of(cell: Cell) -> str:
     """The config whose table a cell was trained by: lunarlander, say."""
-    found = re.search(r"--config \S*?([\w-]+)\.toml", cell.about["command"])
-    return found[1] if found else ""
+    return Path(report.config_of(cell.about["command"])).stem
 
 
 def chosen(cells: list[Cell], name: str) -> list[Cell]:

@@ -122,8 +122,7 @@ def read_events(folder: Path) -> tuple[dict, dict]:
 def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float, float]]:
     """(step, mean return, number of episodes) for each point of charts/episodic_return.
 
-    CleanRL writes one point an episode. Our scripts write the mean of the episodes since the last
-    point, and their mean length; so their number is the steps in between divided by that.
+    CleanRL writes one point an episode, our scripts the means since the last point.
     """
     returns, lengths = scalars["charts/episodic_return"], scalars["charts/episodic_length"]
     if one_a_point:
@@ -150,13 +149,18 @@ def windows(points: list, total_timesteps: int) -> dict[int, float]:
     return (groups["sum"] / groups["count"]).to_dict()
 
 
+def by_kind(versions: dict) -> dict:
+    """The versions of packages, and the SHA-256 of the script."""
+    packages = {name: value for name, value in versions.items() if name != "script"}
+    return {"script": versions["script"], "versions": packages}
+
+
 def read_run(folder: Path) -> dict:
     """What the results keep of a finished run of ours. Raises UserError when it cannot be read."""
     try:
         saved, result = read_json(folder / "args.json"), read_json(folder / "result.json")
         scalars, _ = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
-        versions = dict(saved["versions"])
         greedy = dict(scalars["eval/episodic_return"])
         if not math.isfinite(result["eval_return_mean"]):
             raise ValueError("its evaluation is not finite")
@@ -164,31 +168,17 @@ def read_run(folder: Path) -> dict:
             raise ValueError("its curves lack the evaluation that result.json has")
         returns = {"greedy": greedy, "training": windows(points, steps)}
         returns["last100"] = {steps: last_episodes(points)}
-        script = versions.pop("script")  # its SHA-256
-        run = {"folder": folder, "result": result, "returns": returns, "script": script}
-        run |= {name: result[name] for name in ("env_id", "algo", *KEPT)}
+        run = {name: result[name] for name in ("env_id", "algo", *KEPT)} | {"folder": folder}
+        run |= {"args": dict(saved["args"]), "command": saved["command"]}
+        run |= {"result": result, "returns": returns, **by_kind(saved["versions"])}
         shlex.split(saved["command"])  # fails now, not in the cell
-        run |= {"versions": versions, "args": dict(saved["args"]), "command": saved["command"]}
         for later in saved.get("resumed", []):
-            versions = dict(later["versions"])
-            other = {**run, "script": versions.pop("script"), "versions": versions}
-            for name, value, first in differences(other, run):
+            for name, value, first in differences(run | by_kind(later["versions"]), run):
                 text = f"resumed at step {later['step']} with {name}={value}, begun with {first}"
                 raise UserError(f"{folder}: {text}: a run of no single script, so of no cell")
         return run
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
-
-
-def read_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
-    """The runs in these folders, and a line for each that cannot be read."""
-    runs, errors = [], []
-    for folder in folders:
-        try:
-            runs.append(read_run(folder))
-        except UserError as error:  # the others are as good as without it
-            errors.append(str(error))
-    return runs, errors
 
 
 def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
@@ -220,10 +210,7 @@ def settings_of(args: dict) -> dict:
 
 
 def differences(run: dict, first: dict) -> list[tuple]:
-    """(name, its value, the other's) of settings and versions that both runs know.
-
-    A flag that only one of their scripts has: same_numbers says whether it matters.
-    """
+    """(name, its value, the other's) of settings and versions that both runs know."""
     found, expected = (settings_of(x["args"]) | x["versions"] for x in (run, first))
     # the seed differs, in ppo_seeds how many lie beside it; evaluations change no training
     names = (found.keys() & expected.keys()) - {"seed", "num_seeds", "eval_frequency"}
@@ -233,18 +220,22 @@ def differences(run: dict, first: dict) -> list[tuple]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def config_of(command: str) -> str:
+    """The table that a command names, such as benchmarks/cartpole.toml:ppo; "" if it names none."""
+    match = re.search(r"--config (\S+)", command)
+    return match[1] if match else ""
+
+
 def same_numbers(run: dict, script: str | None) -> bool:
     """Whether a script, by its SHA-256, trains what the run's own script does: it is the same one,
-    or a chain of records says that a shortened run of the table has the same run hash with both.
+    or it is recorded that a shortened run of the table has the same run hash with both.
     """
-    path, known = RESULTS / SAME_NUMBERS, {run["script"]}
+    path, own = RESULTS / SAME_NUMBERS, run["script"]
     records = read_json(path) if path.exists() else []
-    match = re.search(r"--config benchmarks/([\w-]+)\.toml:([\w-]+)", run["command"])
-    name = ":".join(match.groups()) if match and "--env-id" not in run["command"] else None
-    pairs = [set(record["scripts"]) for record in records if record["name"] == name]
-    for _ in pairs:
-        known = known.union(*(pair for pair in pairs if pair & known))
-    return script in known
+    table = "" if "--env-id" in run["command"] else config_of(run["command"])
+    name = table.replace(".toml:", ":")
+    equals = (x["scripts"] for x in records if f"benchmarks/{x['name']}" == name)
+    return script == own or any({script, own} <= set(scripts) for scripts in equals)
 
 
 @functools.cache
@@ -262,8 +253,7 @@ def script_hash(algo: str) -> str | None:
 
 def earlier_seeds(runs: list[dict], path: Path) -> list[dict] | None:
     """The runs of the cell at `path`, as read_run gives them, whose seeds are not among `runs`.
-
-    None where `runs` have other settings or versions: those are another cell.
+    None where those have other settings or versions.
     """
     if not path.exists():
         return []
@@ -293,7 +283,7 @@ def write_cell(table: str, runs: list[dict], results: Path):
                 " cell (benchmarks/maintain/same_numbers.py says whether scripts train the same)"
             )
     about = {"env_id": first["env_id"], "table": table, "algo": first["algo"]}
-    about |= {"steps": first["result"]["steps"], "command": without("runs-dir", first["command"])}
+    about |= {"steps": first["result"]["steps"], "command": without(first["command"], "runs-dir")}
     about["args"] = {k: v for k, v in settings_of(first["args"]).items() if k != "seed"}
     about["versions"] = {name: value for run in runs for name, value in run["versions"].items()}
     about["runs"] = [{k: x["result"][k] for k in KEPT} | {"script": x["script"]} for x in runs]
@@ -301,15 +291,17 @@ def write_cell(table: str, runs: list[dict], results: Path):
     for kind, run in itertools.product(KINDS, runs):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
     path = cell_path(first["env_id"], table, results)
+    results.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     returns = pd.DataFrame(rows, columns=["kind", "seed", "step", "return"])
     returns.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     print(f"{path}: {count_seeds(len(runs))}")
 
 
-def without(flag: str, command: str) -> str:
+def without(command: str, *flags: str) -> str:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
+    for flag in flags:
+        parser.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     return shlex.join(parser.parse_known_args(shlex.split(command))[1])
 
 
@@ -398,13 +390,11 @@ def read_cell(path: Path) -> Cell:
 
 
 def read_published() -> list:
-    """The rows of published.csv: tuples with its columns as names, `mean` for the return, `random`
-    for that of a random policy, 0 where it is not known.
+    """The rows of published.csv, tuples with its columns as names: `mean` is the return, `spread`
+    NaN where it is not known, `random` a random policy's return, 0 where that is not known.
 
-    `tables` are those of ours beside which a row stands, `same_settings` the one of them that has
-    its settings, `method` its algorithm where that is another. The spread is over seeds, or over
-    the episodes of one agent; NaN where it is not known. `causes` says why which of our tables are
-    below it: "table: cause; table: cause".
+    `tables` are those of ours beside which a row stands, `same_settings` the one that has its
+    settings, `method` its algorithm where that is another, `causes` why tables are below it.
     """
     rows = pd.read_csv(ROOT / "benchmarks" / "published.csv").rename(columns={"return": "mean"})
     random = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env")["return"]
@@ -414,12 +404,9 @@ def read_published() -> list:
 
 
 def is_for(row, cell: Cell) -> bool:
-    """Whether a published row is to stand beside a cell, all of whose seeds have such a return.
-
-    Beside a task that --env-kwargs change stands none.
-    """
+    """Whether a published row is to stand beside a cell, all of whose seeds have such a return."""
     matches = (fnmatch.fnmatchcase(cell.table, pattern) for pattern in row.tables.split())
-    is_plain = cell.about["args"].get("env_kwargs", "{}") == "{}"
+    is_plain = cell.about["args"].get("env_kwargs", "{}") == "{}"  # a changed task is another one
     stands_here = row.env == cell.env_id and any(matches) and is_plain
     return stands_here and all(np.isfinite(cell.values(row.protocol)))
 
@@ -438,9 +425,8 @@ def iqm(returns, axis: int = -1):
 
 
 def interval(statistic, *samples, least: int = MIN_SEEDS_INTERVAL):
-    """95% percentile bootstrap over seeds, the last axis; None where a sample has too few of them.
-
-    Seeds are drawn within each sample: with one for each task this is the stratified bootstrap.
+    """95% percentile bootstrap over seeds, the last axis, stratified by sample; None where a sample
+    has too few of them.
     """
     if min(sample.shape[-1] for sample in samples) < least:
         return None
@@ -472,10 +458,8 @@ def half_width(ours, row) -> float:
 
 
 def verdict(ours, steps: int, row) -> str:
-    """How our returns, (seeds,), stand beside a published row of their protocol; see README.md.
-
-    Of two cells beside the same number, one with a lower mean and a larger spread never gets the
-    better word.
+    """How our returns, (seeds,), stand beside a published row of their protocol; see README.md. A
+    lower mean with a larger spread never gets the better word.
     """
     part = ""
     if not is_same_budget(steps, row.steps):
@@ -553,11 +537,7 @@ def markdown(columns: list[str], rows: list[list]) -> str:
 
 
 def nearest(cell: Cell, published: list):
-    """The published row that is most like a cell; None without any.
-
-    Of the same settings first; then of at least our steps, but not of FAR times as many; of the
-    same task, of the same algorithm, of three seeds or more, and of the nearest number of steps.
-    """
+    """The published row that is most like a cell, in the order of README.md; None without any."""
 
     def unlikeness(row) -> tuple:
         steps = cell.about["steps"]
@@ -593,11 +573,10 @@ def results_table(cells: list[Cell], published: list) -> str:
                 text += f", {row.protocol}: ours {mean_and_std(cell.values(row.protocol))}"
             theirs = [f"{text}, [{row.source}]({row.url})", verdict_on(cell, row)]
         about = [cell.env_id, cell.marked_table, f"{cell.about['steps']:,}", seeds_of(cell)]
-        command = cell.about["command"]
-        for flag in ("exp-name", "eval-frequency"):  # they change no number here
-            command = without(flag, command)
+        flags = ["exp-name", "eval-frequency"]  # they change no number here
         if cell.about["args"].get("torch_threads") == 1 and not cell.env_id.startswith("ALE/"):
-            command = without("torch-threads", command)  # of vectors the default
+            flags.append("torch-threads")  # of vectors the default
+        command = without(cell.about["command"], *flags)
         rows.append([*about, *ours, *theirs, minutes(cell), f"`{command}`"])
     columns = ["environment", "table", "steps", "seeds", "greedy return, mean ± std", "IQM [95%]"]
     columns += ["published", "ours is", "minutes a run", "command of the first seed"]
@@ -696,14 +675,37 @@ def save(figure, path: Path):
     print(path)
 
 
-def add_runs(table: str, runs: list[dict], results: Path):
-    """Writes the cell of these runs and of the earlier seeds that join them."""
+def collect(runs_dir: Path, results: Path, add) -> list[str]:
+    """Calls add(table, runs, results) for each cell of the finished runs below `runs_dir`. Returns
+    a line for each run that cannot be read and each cell that cannot be written.
+    """
+    errors = []
+
+    def attempt(function, *arguments):  # the other runs and cells are as good as without it
+        try:
+            return function(*arguments)
+        except UserError as error:
+            errors.append(str(error))
+
+    for (table, _), folders in finished_runs(runs_dir).items():
+        if runs := list(filter(None, (attempt(read_run, folder) for folder in folders))):
+            attempt(add, table, runs, results)
+    return errors
+
+
+def add_runs(table: str, runs: list[dict], results: Path, may_shrink: bool = True):
+    """Writes the cell of these runs and of the earlier seeds that join them. One of other settings
+    or versions is replaced, unless it has more seeds and may not shrink.
+    """
     path = cell_path(runs[0]["env_id"], table, results)
-    before = earlier_seeds(runs, path)
-    replaced = 0 if before is not None else len(read_cell(path).seeds)
-    write_cell(table, runs + (before or []), results)
-    if replaced:
-        print(f"replaces {count_seeds(replaced)} of other settings or versions: {path}")
+    joining = earlier_seeds(runs, path)
+    before = len(read_cell(path).seeds) if joining is None else 0
+    if len(runs) < before and not may_shrink:
+        print(f"{path.stem} stays, with {before} seeds and not {len(runs)}: --out DIR shows these")
+        return
+    write_cell(table, runs + (joining or []), results)
+    if before:
+        print(f"replaces {count_seeds(before)} of other settings or versions: {path}")
 
 
 def main():
@@ -713,18 +715,10 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()
-    results, errors = options.out.resolve(), []
+    results = options.out.resolve()
     with errors_in_a_line():
-        found = {} if options.from_csv else finished_runs(options.runs_dir)
+        errors = [] if options.from_csv else collect(options.runs_dir, results, add_runs)
         results.mkdir(parents=True, exist_ok=True)
-        for (table, _), folders in found.items():
-            runs, unread = read_runs(folders)
-            errors += unread
-            try:
-                if runs:
-                    add_runs(table, runs, results)
-            except UserError as error:  # the other cells are as good as without it
-                errors.append(str(error))
         write(documents(results))
         if cells := read_cells(results):
             draw(cells, read_published(), results / "curves.png")

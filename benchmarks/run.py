@@ -160,8 +160,7 @@ def plan(options, extra: list[str]) -> list[Job]:
 def run_folder(job: Job) -> tuple[Path | None, float | None]:
     """Where the job was run, None when it has to begin, and its greedy return if it is finished.
 
-    Raises Unreadable, or UserError when a run of this seed had other arguments: a cell must not mix
-    them.
+    Raises Unreadable, or UserError when a run of this seed had other arguments.
     """
     cut, seed = None, job.args["seed"]
     name = glob.escape(f"{job.args.get('exp_name', '')}-{seed}-".lstrip("-"))
@@ -406,10 +405,7 @@ def own_module(env_id: str) -> list[str]:
 
 
 def connect(address: str, jobs: list[Job]):
-    """Joins a Ray cluster, whose nodes get a copy of algos/ and of environments of one's own.
-
-    Raises UserError where that fails.
-    """
+    """Joins a Ray cluster, whose nodes get a copy of algos/ and of environments of one's own."""
     sent = {"working_dir": str(ROOT / "algos"), "excludes": ["runs"]}
     if modules := {path for job in jobs for path in own_module(job.args["env_id"])}:
         sent["py_modules"] = sorted(modules)  # an empty list would be an error on the nodes
@@ -451,9 +447,8 @@ def last_line(log: Path) -> str:
 
 
 def train(jobs: list[Job], room, start) -> list[str]:
-    """Trains what is not finished; `start(job)` begins a run. Returns what failed, a line each.
-
-    room() is how many runs there may be at the moment.
+    """Trains what is not finished; returns what failed, a line each. start(job) begins a run, and
+    room() is how many there may be at the moment.
     """
     waiting, running, failures, told = deque(), [], [], time.monotonic()
 

@@ -253,11 +253,9 @@ class Study:
         return optuna.create_study(direction="maximize", **how)
 
     def search(self) -> optuna.Study:
-        """Trains the default and all trials.
-
-        In batches, told in the order in which they were asked for: so what is asked for depends on
-        scores alone, not on which run ended first, and a study that was cut goes on as if it had
-        not been.
+        """Trains the default and all trials, in batches, told in the order in which they were asked
+        for: so what is asked for depends on scores alone, and a study that was cut goes on as if it
+        had not been.
         """
         study, tpe = self.open(), self.options.trials
         lists = {name: x.choices for name, x in self.space.items() if not tpe}

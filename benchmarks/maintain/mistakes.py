@@ -9,7 +9,6 @@ points are, for the script as it is and with the mistake, means over equal stret
 """
 
 import argparse
-import csv
 import hashlib
 import subprocess
 import sys
@@ -17,11 +16,18 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "mutants")]
+import check  # noqa: E402
+import report  # noqa: E402
+
 PICTURES = ROOT / "docs" / "pictures"
 SEEDS = (1, 2, 3, 4, 5)
 STRETCHES = 25
+COLUMNS = ["kind", "seed", "step", "value"]
 LABELS = {
     "charts/episodic_return": "return in training",
     "eval/episodic_return": "return when evaluated",
@@ -29,26 +35,19 @@ LABELS = {
 }
 
 
-def read(path: Path) -> tuple[str, list[str], str, dict]:
-    """The script, its flags and the tag; and {kind: {seed: {step: value}}}."""
+def read(path: Path) -> tuple[str, list[str], str, pd.DataFrame]:
+    """The script, its flags, the tag and the points."""
     with open(path) as file:
         command, tag = file.readline().strip("# \n").split("; ")
-        points = {"healthy": {}, "broken": {}}
-        for row in csv.DictReader(file):
-            curve = points[row["kind"]].setdefault(int(row["seed"]), {})
-            curve[int(row["step"])] = float(row["value"])
     script, *flags = command.split()
-    return script, flags, tag, points
+    return script, flags, tag, pd.read_csv(path, names=COLUMNS, skiprows=2)
 
 
 def train(path: Path):
     """Trains both scripts with each seed, and writes the points."""
-    sys.path.insert(0, str(ROOT / "tests" / "mutants"))
-    import check
-
     (mutant,) = (mutant for mutant in check.load() if mutant["name"] == path.stem)
     script, flags, tag, _ = read(path)
-    rows = []
+    total, rows = int(flags[flags.index("--total-timesteps") + 1]), []
     with tempfile.TemporaryDirectory() as folder:
         wrong = Path(folder) / script
         wrong.write_text(check.broken(mutant))
@@ -58,53 +57,37 @@ def train(path: Path):
                 command = [sys.executable, file, *flags, "--seed", seed, "--torch-threads", 1]
                 command = [str(word) for word in (*command, "--runs-dir", runs)]
                 subprocess.run(command, check=kind == "healthy")  # a broken one may end early
-                total = int(flags[flags.index("--total-timesteps") + 1])
                 rows += ((kind, seed, *point) for point in curve(runs, tag, total).items())
-    with open(path, "w", newline="") as file:
-        file.write(f"# {' '.join((script, *flags))}; {tag}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("kind", "seed", "step", "value"))
-        writer.writerows((*row[:3], f"{row[3]:.4g}") for row in rows)
+    text = pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.4g")
+    path.write_text(f"# {' '.join((script, *flags))}; {tag}\n{text}")
 
 
 def curve(runs: Path, tag: str, total: int) -> dict[int, float]:
     """The mean of a scalar over each stretch of the run, {last step: mean}."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    stretches = {}
     (path,) = runs.glob("*/*/*/events.out.tfevents.*")
-    for event in EventFileLoader(str(path)).Load():
-        for value in event.summary.value:
-            if value.tag == tag:
-                number = -(-event.step * STRETCHES // total)  # the first ends at total / STRETCHES
-                stretches.setdefault(number, []).append(value.tensor.float_val[0])
-    return {total * k // STRETCHES: float(np.mean(v)) for k, v in sorted(stretches.items()) if k}
+    steps, values = np.array(report.read_events(path.parent)[0][tag]).T
+    means = pd.Series(values).groupby(np.ceil(steps * STRETCHES / total)).mean()
+    return {total * int(k) // STRETCHES: mean for k, mean in means.items() if k}
 
 
 def draw(path: Path):
     """The mean over the seeds, and from the lowest to the highest of them."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no screen is needed
-    import matplotlib.pyplot as plt
-
     _, _, tag, points = read(path)
-    figure, axis = plt.subplots(figsize=(5.4, 2.7))
-    for (kind, seeds), color in zip(points.items(), ("C0", "C3"), strict=True):
-        steps = sorted(set().union(*seeds.values()))
+    figure = Figure(figsize=(5.4, 2.7))
+    axis = figure.subplots()
+    for kind, color in (("healthy", "C0"), ("broken", "C3")):
+        curves = points.query("kind == @kind").pivot(index="step", columns="seed", values="value")
         # a stretch in which no episode ended has no point of its own
-        values = [np.interp(steps, list(curve), list(curve.values())) for curve in seeds.values()]
-        axis.plot(steps, np.mean(values, axis=0), color=color, label=kind)
-        lowest, highest = np.min(values, axis=0), np.max(values, axis=0)
-        axis.fill_between(steps, lowest, highest, color=color, alpha=0.2, linewidth=0)
+        curves = curves.interpolate("index", limit_direction="both")
+        axis.plot(curves.mean(axis=1), color=color, label=kind)
+        ends = curves.min(axis=1), curves.max(axis=1)
+        axis.fill_between(curves.index, *ends, color=color, alpha=0.2, linewidth=0)
     axis.set(xlabel="steps", ylabel=LABELS.get(tag, tag))
     axis.set_title(path.stem, fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.tight_layout()
-    made_of = {"Description": digest(path)}
-    figure.savefig(path.with_suffix(".png"), dpi=90, metadata=made_of)
-    plt.close(figure)
+    figure.savefig(path.with_suffix(".png"), dpi=90, metadata={"Description": digest(path)})
 
 
 def digest(path: Path) -> str:
@@ -119,7 +102,7 @@ def main():
     if unknown := set(names) - {path.stem for path in paths}:
         parser.error(f"no such CSV in docs/pictures/: {', '.join(sorted(unknown))}")
     for path in paths:
-        if path.stem in names or not read(path)[-1]["healthy"]:
+        if path.stem in names or read(path)[-1].empty:
             train(path)
         draw(path)
 

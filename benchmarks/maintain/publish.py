@@ -58,45 +58,19 @@ def is_of_table(table: str, run: dict) -> bool:
     return not reason
 
 
-def is_no_less(table: str, runs: list[dict]) -> bool:
-    """Whether runs are no fewer than those of their cell in benchmarks/results/."""
-    path = report.cell_path(runs[0]["env_id"], table, report.RESULTS).with_suffix(".json")
-    before = len(report.read_json(path)["runs"]) if path.exists() else 0
-    if len(runs) < before:
-        print(f"{path.stem} stays, with {before} seeds and not {len(runs)}: --out DIR shows these")
-    return len(runs) >= before
-
-
-def collect(runs_dir: Path) -> list[str]:
-    """Writes a cell for each table and environment with finished runs below `runs_dir`.
-
-    Returns a line for each run that cannot be read.
-    """
-    errors = []
-    for (table, _), folders in report.finished_runs(runs_dir).items():
-        runs, unread = report.read_runs(folders)
-        errors += unread
-        runs = [run for run in runs if is_of_table(table, run)]
-        if runs:
-            path = report.cell_path(runs[0]["env_id"], table, report.RESULTS)
-            runs = runs + (report.earlier_seeds(runs, path) or [])
-            if is_no_less(table, runs):
-                report.write_cell(table, runs, report.RESULTS)
-    return errors
+def add_runs(table: str, runs: list[dict], results: Path):
+    """Writes the cell of those runs that are of the table, and of the earlier seeds there."""
+    if runs := [run for run in runs if is_of_table(table, run)]:
+        report.add_runs(table, runs, results, may_shrink=False)
 
 
 # The tables of README.md --------------------------------------------------------------------------
 
 
-def config_of(cell: Cell) -> str:
-    """The table that its command names."""
-    match = re.search(r"--config (\S+)", cell.about["command"])
-    return match[1] if match else ""
-
-
 def is_same_training(a: Cell, b: Cell) -> bool:
     """Whether two cells differ in nothing but script, versions, device and threads."""
-    if a.env_id != b.env_id or config_of(a) != config_of(b):
+    configs = {report.config_of(cell.about["command"]) for cell in (a, b)}
+    if a.env_id != b.env_id or len(configs) > 1:
         return False
     about = [{"args": c.about["args"], "versions": {}, "script": "", "command": ""} for c in (a, b)]
     return {name for name, *_ in report.differences(*about)} <= {"device", "torch_threads"}
@@ -116,10 +90,8 @@ def pooled(cell: Cell, others: list[Cell]) -> Cell:
 
 
 def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list[Cell]:
-    """Of each algorithm in each environment of `cells` the one with the most evidence: the most
-    seeds; then the one with a published return beside it, the most steps, the shortest name.
-
-    Of `variants` SAC and TQC.
+    """The cell of each algorithm in each environment of `cells`, of SAC and TQC also in `variants`:
+    with the most seeds; then with a published return, the most steps, the shortest name.
     """
 
     def rank(cell: Cell) -> tuple:
@@ -193,7 +165,6 @@ def normalised_returns(cells: list[Cell]) -> dict[str, dict[str, np.ndarray]]:
 
 def iqm_over_tasks(*tasks, axis: int = -1):
     """Interquartile mean of the runs of all tasks, (..., seeds) each, of which all weigh the same.
-
     A run that lies across a quartile counts with the part inside.
     """
     values = np.concatenate(tasks, axis)
@@ -265,8 +236,8 @@ def main():
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")
     options = parser.parse_args()
     with report.errors_in_a_line():
-        report.RESULTS.mkdir(parents=True, exist_ok=True)
-        errors = [] if options.from_csv else collect(options.runs_dir)
+        where = options.runs_dir, report.RESULTS
+        errors = [] if options.from_csv else report.collect(*where, add_runs)
         report.write(documents())
         if cells := read_main_cells():
             report.draw(cells, report.read_published(), report.RESULTS / "curves.png")

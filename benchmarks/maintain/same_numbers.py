@@ -3,8 +3,6 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1     this tree beside a commit
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
-    python benchmarks/maintain/same_numbers.py --write FILE         the hashes of this tree alone
-    python benchmarks/maintain/same_numbers.py --read FILE          this tree beside those of FILE
 
 The tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
 defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
@@ -14,7 +12,6 @@ equals: report.py then lets seeds of the one join a cell of the other. Exit stat
 is the same, 1 if not.
 """
 
-import argparse
 import io
 import json
 import re
@@ -22,12 +19,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORDS = ROOT / "benchmarks" / "results" / "same-numbers.json"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import report
+from report import ROOT
+
 # lengths that learn and cross two checkpoints; td3 has an update to every step
 SHORT = {
     "ppo": "--total-timesteps 8192 --checkpoint-frequency 3000",
@@ -64,11 +63,10 @@ def commands(only: list[str]) -> dict[str, str]:
     """{name: script and flags}, of which only those named, if any are."""
     found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
-        for table, settings in tomllib.loads(path.read_text("utf-8-sig")).items():
+        for table, settings in report.read_toml(path).items():
             # without what not everybody has: mpe2, files of demonstrations, Ray
-            if settings["env_id"].startswith("mpe2") or "demonstrations" in settings:
-                continue
-            if table == "dqn_apex":
+            is_mpe = settings["env_id"].startswith("mpe2")
+            if is_mpe or "demonstrations" in settings or table == "dqn_apex":
                 continue
             script = table.split("-")[0]
             parent = script.split("_")[0]  # of a variant
@@ -111,50 +109,29 @@ def record(path: Path, name: str, command: str, scripts: list[str], commit: str,
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="e.g. lunarlander:ppo; none: all of them")
-    parser.add_argument("--against", metavar="COMMIT", help="whose scripts and tables run first")
+    help = "whose scripts and tables run first"
+    parser.add_argument("--against", metavar="COMMIT", required=True, help=help)
     parser.add_argument("--record", action="store_true", help="keeps what is equal for report.py")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="hashes of an earlier --write")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="where the hashes go, as JSON")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default 2")
+    parser.add_argument("--jobs", type=report.positive, default=2, help="at a time; default 2")
     options = parser.parse_args()
-    if options.record and not options.against:
-        parser.error("--record needs --against")
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs} must be at least 1")
-    wanted = commands(options.names)
-    before, scripts = json.loads(options.read.read_bytes()) if options.read else {}, {}
+    wanted, different = commands(options.names), 0
+    git = partial(subprocess.run, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    commit = git(["git", "rev-parse", "--short", options.against], text=True).stdout.strip()
+    archive = git(["git", "archive", options.against, "algos", "benchmarks"]).stdout
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
-        if options.against:
-            words = ["git", "archive", options.against, "algos", "benchmarks"]
-            archive = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                files.extractall(folder, filter="data")
-            runs = list(pool.map(lambda command: trained(Path(folder), command), wanted.values()))
-            before = {name: value for name, (value, _) in zip(wanted, runs, strict=True)}
-            scripts = {name: [script] for name, (_, script) in zip(wanted, runs, strict=True)}
-        runs = pool.map(lambda command: trained(ROOT, command), wanted.values())
-        found, different = {}, 0
-        for name, (value, script) in zip(wanted, runs, strict=True):
-            found[name] = value
-            verdict = ""
-            if name in before:
-                verdict = "same" if value == before[name] else f"other, was {before[name][:16]}"
-            elif options.read:
-                verdict = f"not in {options.read}"
-            different += verdict not in ("", "same")
-            both = [*scripts.get(name, []), script]
-            is_new = options.record and len(set(both)) == 2
-            if verdict == "same" and is_new and name not in MORE:
-                words = ["git", "rev-parse", "--short", options.against]
-                commit = subprocess.check_output(words, cwd=ROOT, text=True).strip()
-                record(RECORDS, name, wanted[name], both, commit, value)
-            print(f"{name:<28} {value[:16]}  {verdict}", flush=True)
-    if options.write:
-        options.write.write_text(json.dumps(found, indent=1) + "\n")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        before = list(pool.map(partial(trained, Path(folder)), wanted.values()))
+        after = pool.map(partial(trained, ROOT), wanted.values())
+        for name, (old, its_script), (new, script) in zip(wanted, before, after, strict=True):
+            verdict = "same" if new == old else f"other, was {old[:16]}"
+            print(f"{name:<28} {new[:16]}  {verdict}", flush=True)
+            different += new != old
+            if options.record and new == old and script != its_script and name not in MORE:
+                path, scripts = report.RESULTS / report.SAME_NUMBERS, [its_script, script]
+                record(path, name, wanted[name], scripts, commit, new)
     sys.exit(different > 0)
 
 

@@ -9,14 +9,17 @@ trained/README.md.
 
 import argparse
 import json
-import re
 import shutil
 import statistics
+import sys
 from pathlib import Path
 
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import report  # noqa: E402
+
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 
@@ -38,8 +41,8 @@ def recorded_returns(cell: str) -> dict:
 def copy_run(folder: Path, target: Path):
     """Without the folder that its command named, which was the trainer's own business."""
     target.mkdir(parents=True, exist_ok=True)
-    about = json.loads((folder / "args.json").read_text("utf-8"))
-    about["command"] = re.sub(r" --runs-dir[ =]\S+", "", about["command"])
+    about = report.read_json(folder / "args.json")
+    about["command"] = report.without(about["command"], "runs-dir")
     about["args"]["runs_dir"] = "runs"
     (target / "args.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     for name in ("weights.npz", "result.json"):
@@ -47,21 +50,20 @@ def copy_run(folder: Path, target: Path):
 
 
 def table(folder: Path) -> str:
-    lines = ["| agent | seed | steps | return |", "|---|---|---|---|"]
+    rows = []
     for path in sorted(folder.glob("*/result.json")):
-        result = json.loads(path.read_text("utf-8"))
+        result = report.read_json(path)
         returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
-        row = f"`{path.parent.name}`", str(result["seed"]), f"{result['steps']:,}", returns
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{path.parent.name}`", result["seed"], f"{result['steps']:,}", returns])
+    return report.markdown(["agent", "seed", "steps", "return"], rows) + "\n"
 
 
 def main(runs: Path, target: Path):
     cells = {}
     for path in sorted(runs.rglob("result.json")):
-        about = json.loads((path.parent / "args.json").read_text("utf-8"))
+        about = report.read_json(path.with_name("args.json"))
         if about["args"]["config"]:
-            cells.setdefault(cell_of(about), {})[path.parent] = json.loads(path.read_text("utf-8"))
+            cells.setdefault(cell_of(about), {})[path.parent] = report.read_json(path)
     for cell, results in cells.items():
         returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
         median = statistics.median((recorded_returns(cell) | returns).values())

@@ -94,9 +94,10 @@ def test_each_picture_is_drawn_from_the_points_beside_it():
         script, flags, _, points = mistakes.read(path)
         assert script == NAMED[name]["script"]
         args = parse(importlib.import_module(script.removesuffix(".py")), flags)
-        for curves in points.values():
-            assert curves.keys() == set(mistakes.SEEDS)
-            assert all(max(curve) == args.total_timesteps for curve in curves.values())
+        assert set(points["kind"]) == {"healthy", "broken"}
+        for _, curves in points.groupby("kind"):
+            last = curves.groupby("seed")["step"].max()
+            assert last.to_dict() == dict.fromkeys(mistakes.SEEDS, args.total_timesteps)
         assert mistakes.digest(path).encode() in path.with_suffix(".png").read_bytes(), name
 
 

@@ -271,12 +271,12 @@ def test_where_a_whole_curve_lies_among_the_seeds(results):
         run = a_variants_run({}, [(step, value, 1.0) for step, value in returns.items()])
         return compare.along(run, cell)
 
-    # two points below, then three, one above; where the run has no episode there is no point
+    # five points below, one above; where the run has no episode there is no point
     values = {step: 25.0 for step in range(10, 401, 10)}
     low, high = dict.fromkeys((50, 60, 100, 110, 120), 9.0), {400: 41.0}
     assert said(values | low | high) == [
         "training curve beside 4 seeds of [ppo]: among them at 85% of 40 points, below them at 12% "
-        "(longest from step 100 to 120), above them at 2% (longest at step 400); by chance"
+        "(steps 50 to 120), above them at 2% (step 400); by chance"
         " one more seed is outside at 40%"
     ]
     assert said({10: 10.0, 20: 40.0})[0].startswith(

@@ -17,7 +17,7 @@ WRONG = {
     "trained.py nowhere": "nowhere is no folder",
     "until_solved.py": "the following arguments are required: threshold",
     "mistakes.py no-such-mistake": "no such CSV in docs/pictures/: no-such-mistake",
-    "same_numbers.py --jobs 0": "--jobs 0 must be at least 1",
+    "same_numbers.py --jobs 0": "argument --jobs: 0 must be at least 1",
 }
 
 

@@ -370,12 +370,13 @@ def test_a_report_keeps_what_is_better_and_can_go_elsewhere(results, capsys, mon
         own = {"command": command, "env_id": args["env_id"]}
         return [a_run(seed, 3.0, **args) | own for seed in range(count)]
 
-    assert publish.is_no_less("ppo", runs(1))
-    report.write_cell("ppo", runs(2), report.RESULTS)
-    assert publish.is_no_less("ppo", runs(2))
-    assert publish.is_no_less("ppo", runs(1, env_id="Acrobot-v1"))  # trained elsewhere
-    assert not publish.is_no_less("ppo", runs(1))
+    newer = [{**run, "versions": {"torch": "3"}} for run in runs(2)]
+    publish.add_runs("ppo", runs(2), report.RESULTS)
+    publish.add_runs("ppo", runs(1, env_id="Acrobot-v1"), report.RESULTS)  # trained elsewhere
+    publish.add_runs("ppo", newer[:1], report.RESULTS)
     assert "CartPole-v1-ppo stays, with 2 seeds and not 1" in capsys.readouterr().out
+    publish.add_runs("ppo", newer, report.RESULTS)
+    assert "replaces 2 seeds of other settings or versions" in capsys.readouterr().out
     assert publish.is_of_table("ppo", *runs(1))
     assert publish.is_of_table("ppo", *runs(1, env_id="Acrobot-v1"))
     (typed,) = runs(1, norm_adv=False)
@@ -439,7 +440,7 @@ def test_seeds_of_another_day_join_a_cell(results, monkeypatch):
             (folder / name).touch()
     monkeypatch.setattr(publish, "is_of_table", lambda table, run: True)
     monkeypatch.chdir(results / "ppo-mine" / "CartPole-v1" / "ppo")  # a relative path will do
-    assert publish.collect(Path(".")) == ["9 is broken"]
+    assert report.collect(Path("."), report.RESULTS, publish.add_runs) == ["9 is broken"]
     (cell,) = report.read_cells(report.RESULTS)
     assert cell.seeds == [1, 2, 3, 5] and cell.values("greedy").tolist() == [3, 44, 5, 7]
 
@@ -563,8 +564,8 @@ def test_a_run_that_lost_a_part_of_its_curves_is_refused(script, tmp_path):
     for name, content in [*(("args.json", text) for text in broken), ("result.json", "[]")]:
         before = (folder / name).read_text()
         (folder / name).write_text(content)
-        runs, errors = report.read_runs([folder])
-        assert runs == [] and len(errors) == 1 and f"{folder} cannot be read" in errors[0]
+        with pytest.raises(report.UserError, match=f"{folder} cannot be read"):
+            report.read_run(folder)
         (folder / name).write_text(before)
     (folder / "args.json").write_text(json.dumps(saved))
     (events,) = folder.glob("events.*")
