@@ -575,6 +575,7 @@ def test_all_changes_were_found():
         "Exploration",
         "A critic that sees more",
         "A curriculum",
+        "Averaged weights for evaluations",
         "An environment that raises now and then",
         "Weights & Biases",
         "Trackio",
