@@ -4,7 +4,7 @@ value as the baseline. It is PPO with one epoch, one minibatch and so nothing to
 Papers    A3C arXiv 1602.01783; GAE arXiv 1506.02438.
 Run       python algos/a2c.py                                         CartPole-v1
           python algos/a2c.py --config benchmarks/lunarlander.toml    and others of benchmarks/
-Expect    a greedy return of 500 on CartPole-v1 on all of ten seeds, in half a minute on one core.
+Expect    a greedy return of 500 on CartPole-v1 on nine of ten seeds, in half a minute on one core.
 
 Deliberate differences from the papers:
 - not asynchronous: all environments step together, and one update learns from all of them;
