@@ -4,7 +4,7 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
 
-The tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
+Today's tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
 defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
 commands for what no table uses. With --record, tables with equal hashes go into
 results/same-numbers.json with the SHA-256 of both scripts, and of those that it has as their
@@ -119,10 +119,11 @@ def main():
     wanted, different = commands(options.names), 0
     git = partial(subprocess.run, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     commit = git(["git", "rev-parse", "--short", options.against], text=True).stdout.strip()
-    archive = git(["git", "archive", options.against, "algos", "benchmarks"]).stdout
+    archive = git(["git", "archive", options.against, "algos"]).stdout
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
+        (Path(folder) / "benchmarks").symlink_to(ROOT / "benchmarks")  # today's tables for both
         before = list(pool.map(partial(trained, Path(folder)), wanted.values()))
         after = pool.map(partial(trained, ROOT), wanted.values())
         for name, (old, its_script), (new, script) in zip(wanted, before, after, strict=True):
