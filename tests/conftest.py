@@ -136,12 +136,6 @@ def command(monkeypatch, capsys):
 
 
 @pytest.fixture
-def script(command):
-    """The same, under its other name."""
-    return command
-
-
-@pytest.fixture
 def refused(command, tmp_path):
     """refused("ppo", "--gamma 2") is the one line with which it is refused; nothing is written."""
 

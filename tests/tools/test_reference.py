@@ -31,12 +31,12 @@ def hparams(folder) -> dict:
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
 
 
-def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(script, tmp_path, monkeypatch):
+def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(command, tmp_path, monkeypatch):
     (tmp_path / "results" / "variants").mkdir(parents=True)
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     flags = "--env-id Pendulum-v1 --total-timesteps 800 --learning-starts 200 --batch-size 16 "
     flags += "--hidden-sizes 16 8 --eval-frequency 300 --log-frequency 200 --seed 7"
-    script("td3", *flags.split())
+    command("td3", flags)
     run = only_run(tmp_path)
     report.write_cell("td3", [report.read_run(run)], report.RESULTS)
     write(monkeypatch, "Pendulum-v1")
