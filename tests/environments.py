@@ -411,7 +411,9 @@ SPACES = {
     "EmptyParts": Dict(a=Box(0, 1, (0,))),
     "EmptyPicture": Box(0, 255, (0, 48, 3), np.uint8),
     "Sentence": Sequence(Discrete(3)),
-    "Missions": Dict(image=Box(0, 255, (7, 7, 3), np.uint8), mission=Mission()),
+    "Missions": Dict(  # MiniGrid's
+        image=Box(0, 255, (7, 7, 3), np.uint8), direction=Discrete(4), mission=Mission()
+    ),
     "Board": Box(0, 2, (8, 8), np.uint8),
     "FloatImage": Box(0, 1, (48, 48, 3), np.float32),
     "Cockpit": Dict(camera=Box(0, 255, (48, 44, 3), np.uint8), speed=Box(-1, 1, (1,), np.float32)),

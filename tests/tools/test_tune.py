@@ -97,7 +97,7 @@ batch_size = "= buffer_size / 1000"
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """Beside it, in `house`, the programs that take part and a script that takes no time; a grid."""
+    """Beside it, in `house`, the programs that take part and a script that takes no time."""
     root = tmp_path / "house"
     for name in ("benchmarks", "algos"):
         (root / name).mkdir(parents=True)
