@@ -198,18 +198,34 @@ def hand_stepped(env_id, seed, actions):
         obs = env.reset()[0] if terminated or truncated else next_obs
 
 
-def calls(monkeypatch, owner, name) -> list:
-    """Of every call of owner.name from now on the arguments, by name."""
-    seen, original = [], getattr(owner, name)
-    signature = inspect.signature(original)
-    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+def before(monkeypatch, owner, name, look):
+    """Every call of owner.name from now on goes to `look` first."""
+    original = getattr(owner, name)
 
     def spied(*inputs, **keywords):
+        look(*inputs, **keywords)
+        return original(*inputs, **keywords)
+
+    monkeypatch.setattr(owner, name, spied)
+
+
+def calls(monkeypatch, owner, name) -> list:
+    """Of every call of owner.name from now on the arguments, by name."""
+    seen, signature = [], inspect.signature(getattr(owner, name))
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+
+    def look(*inputs, **keywords):
         arguments = signature.bind(*inputs, **keywords).arguments
         for key in [key for key in arguments if kinds[key] is inspect.Parameter.VAR_KEYWORD]:
             arguments |= arguments.pop(key)
         seen.append(arguments)
-        return original(*inputs, **keywords)
 
-    monkeypatch.setattr(owner, name, spied)
+    before(monkeypatch, owner, name, look)
     return seen
+
+
+def randomise(module, std=0.5):
+    """No parameter is small after it, biases included, so that no mistake hides behind a zero."""
+    for p in module.parameters():
+        torch.nn.init.normal_(p, std=std)
+    return module

@@ -171,18 +171,6 @@ def test_another_sequential(script, edited):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_spectral_norm(script, edited):
-    code = "NET[0] = nn.utils.parametrizations.spectral_norm(NET[0])"
-    run = trained(edited(script, change_network(script, code)))
-    assert all(moved(run, "original").values()), moved(run)
-    layer = network(run)[0].eval()
-    original, norm = layer.parametrizations.weight.original, layer.parametrizations.weight[0]
-    torch.testing.assert_close(layer.weight, original / (norm._u @ original @ norm._v))
-    assert 0.95 < torch.linalg.matrix_norm(layer.weight, 2) < 1.15  # a power iteration a call
-    assert_evaluations_repeat(run)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_hook_is_called_whenever_it_acts_or_learns(script, edited):
     hook = f"""    run.calls = []
     for module in (run.agent, run.agent.{NETWORKS[script][1]}):

@@ -14,7 +14,16 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import NUMBERS, calls, curves, env_seeds, hash_of_parameters, scalars
+from conftest import (
+    NUMBERS,
+    before,
+    calls,
+    curves,
+    env_seeds,
+    hash_of_parameters,
+    randomise,
+    scalars,
+)
 from conftest import train as train_ppo
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -280,10 +289,8 @@ def test_actions_are_what_each_agent_s_space_declares(name, monkeypatch):
 
 def random_agents(num_agents, num_policies, space):
     args = ppo_multi.Args(num_policies=num_policies)
-    agents = ppo_multi.make_agent(args, Box(-1, 1, (5,), np.float32), Tuple([space] * num_agents))
-    for p in agents.parameters():
-        torch.nn.init.normal_(p, std=0.5)
-    return agents
+    obs_space, spaces = Box(-1, 1, (5,), np.float32), Tuple([space] * num_agents)
+    return randomise(ppo_multi.make_agent(args, obs_space, spaces))
 
 
 @pytest.mark.parametrize("space", [Discrete(7), Box(-2, 5, (2,), np.float32)], ids=str)
@@ -434,13 +441,8 @@ def test_a_policy_learns_from_the_steps_of_the_living_alone():
 
 def test_the_dead_only_wait_for_their_next_episode(monkeypatch):
     """In CartPole a length is a return: steps of the dead would make it longer."""
-    finished, end_iteration = [], ppo.Run.end_iteration
-
-    def spy(run, scalars):
-        finished.extend(run.finished)
-        return end_iteration(run, scalars)
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    finished = []
+    before(monkeypatch, ppo.Run, "end_iteration", lambda run, _: finished.extend(run.finished))
     train("tasks:MultiCartPole", **DYING | dict(log_frequency=1))
     returns, lengths = np.transpose(finished)
     assert len(finished) > 20 and len(set(returns)) > 5
@@ -449,15 +451,14 @@ def test_the_dead_only_wait_for_their_next_episode(monkeypatch):
 
 def test_a_policy_waits_where_all_its_agents_are_dead(monkeypatch):
     """Agent a lives for the first of thirty steps, and a rollout has eight."""
-    weights, end_iteration = [], ppo.Run.end_iteration
+    weights = []
 
-    def spy(run, scalars):
+    def look(run, scalars):
         weights.append([hash_of_parameters(policy) for policy in run.agent.policies])
         assert ("losses/entropy/0" in scalars) == (len(weights) in (1, 4))
         assert "losses/entropy/1" in scalars
-        return end_iteration(run, scalars)
 
-    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    before(monkeypatch, ppo.Run, "end_iteration", look)
     settings = dict(num_envs=6, eval_episodes=3, num_steps=8, total_timesteps=6 * 32)
     train(f"{HERE}:ShortLife", norm_obs=True, norm_reward=True, **settings)
     changed = [[a[p] != b[p] for a, b in pairwise(weights)] for p in range(3)]
@@ -466,7 +467,7 @@ def test_a_policy_waits_where_all_its_agents_are_dead(monkeypatch):
 
 def test_every_policy_s_learning_rate_falls_and_each_group_s_by_itself(monkeypatch):
     """With a second group of the first policy at a tenth of the rate."""
-    rates, adam, end_iteration = [], torch.optim.Adam, ppo.Run.end_iteration
+    rates, adam = [], torch.optim.Adam
 
     def grouped(parameters, **settings):
         first, *rest = parameters
@@ -474,13 +475,12 @@ def test_every_policy_s_learning_rate_falls_and_each_group_s_by_itself(monkeypat
         optimizers.append(adam([{"params": rest}, slow], **settings))
         return optimizers[-1]
 
-    def spy(run, scalars):
+    def look(run, scalars):
         groups = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
         rates.append([*groups, scalars["charts/learning_rate"]])
-        return end_iteration(run, scalars)
 
     monkeypatch.setattr(torch.optim, "Adam", grouped)
-    monkeypatch.setattr(ppo.Run, "end_iteration", spy)
+    before(monkeypatch, ppo.Run, "end_iteration", look)
     for anneal in (True, False):
         optimizers = []
         train("tasks:Differ", total_timesteps=1024, learning_rate=0.01, anneal_lr=anneal)
@@ -496,13 +496,10 @@ def test_dropout_is_for_learning_alone(monkeypatch):
         agent.actor = torch.nn.Sequential(torch.nn.Dropout(0.5), agent.actor)
 
     monkeypatch.setattr(ppo.Agent, "make_networks", with_dropout)
-    seen, act = [], ppo_multi.Agents.act
-
-    def spy(agents, *rest, **greedy):
-        seen.append(any(module.training for module in agents.modules()))
-        return act(agents, *rest, **greedy)
-
-    monkeypatch.setattr(ppo_multi.Agents, "act", spy)
+    seen = []
+    before(monkeypatch, ppo_multi.Agents, "act", lambda agents, *_, **__: seen.append(
+        any(module.training for module in agents.modules())
+    ))  # fmt: skip
     run = train_mortals(total_timesteps=6 * 64)
     assert not any(seen) and all(policy.actor[0].training for policy in run.agent.policies)
     np.testing.assert_array_equal(run.evaluate(), run.evaluate())
