@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,21 @@ def command(monkeypatch, capsys):
         captured = capsys.readouterr()
         assert status == 0 or not ok, captured.err
         return Result(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start("ppo", "--seed 3", path, ...) runs it as a process in a session of its own, which
+    Ctrl-C reaches as a whole. What it says is in the files `out` and `err`.
+    """
+
+    def run(name, flags="", *more) -> subprocess.Popen:
+        words = [sys.executable, ROOT / "algos" / f"{name}.py", *flags.split(), *more]
+        with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+            keywords = {"cwd": tmp_path, "stdout": out, "stderr": err, "start_new_session": True}
+            return subprocess.Popen(list(map(str, words)), **keywords)
 
     return run
 

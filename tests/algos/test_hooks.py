@@ -7,7 +7,6 @@ import td3_sac
 import torch
 import torch.nn.functional as F
 from conftest import new_run
-from torch import nn
 
 SMALL = {"env_id": "Pendulum-v1", "total_timesteps": 160, "learning_starts": 100}
 SMALL |= {"hidden_sizes": (16, 16), "batch_size": 16, "checkpoint_frequency": 130}
@@ -16,39 +15,6 @@ SMALL |= {"hidden_sizes": (16, 16), "batch_size": 16, "checkpoint_frequency": 13
 def make_run(script, **settings):
     parent = td3 if script is td3_sac else script
     return new_run(script, **({} if parent is dqn else SMALL) | settings)
-
-
-def test_redq(monkeypatch):
-    """Five critics, targets by two of them at random, four updates a step: arXiv 2101.05982."""
-    drawn = []
-
-    class Agent(td3_sac.Agent):
-        chosen = None  # of the critics; None: all
-
-        def __init__(self, args, obs_dim, low, high):
-            super().__init__(args, obs_dim, low, high)
-            n = obs_dim + self.action_dim
-            critics = [td3.relu_mlp(n, args.hidden_sizes, 1) for _ in range(5)]
-            self.critics = nn.ModuleList(critics)
-
-        def q_values(self, obs, actions):
-            values = super().q_values(obs, actions)
-            return values if self.chosen is None else [values[i] for i in self.chosen]
-
-    def update(agent, target, optimizers, batch, args, rng, gradient_step):
-        target.chosen = rng.choice(5, 2, replace=False)
-        drawn.append(tuple(target.chosen))
-        return td3_sac.sac_update(agent, target, optimizers, batch, args, rng, gradient_step)
-
-    monkeypatch.setattr(td3_sac, "Agent", Agent)
-    run = make_run(td3_sac, gradient_steps=4)
-    before = {name: array.copy() for name, array in run.arrays().items()}
-    td3_sac.train(run.args, run, update=update)
-    assert len(drawn) == 4 * 60 and len(set(drawn)) > 10
-    moved = {
-        name for name, array in run.arrays().items() if not np.array_equal(array, before[name])
-    }
-    assert moved == before.keys() - run.bounds.keys()  # all five critics among them
 
 
 def test_td3_bc_and_a_buffer_of_ones_own():

@@ -6,10 +6,9 @@ import ppo
 import ppo_dict
 import pytest
 import torch
-from conftest import new_run, only_run, train
+from conftest import new_run, train
 from environments import Clock, Seen
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Sequence, Tuple
-from load import load
 
 BATCH = 7
 
@@ -31,19 +30,15 @@ class Camera(Clock):
     """The clock, in the vector, and noise; the last observation of an episode has no numbers."""
 
     observation_space = ONE
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
-    def __init__(self, space=None, last=0.5, render_mode=None):
+    def __init__(self, space=None, last=0.5):
         super().__init__(length=3, terminates=True, space=space)
-        self.last, self.render_mode = last, render_mode
+        self.last = last
 
     def observe(self):
         camera = self.np_random.integers(256, size=(36, 37), dtype=np.uint8)
         time = self.last if self.time == self.length else self.time
         return {"state": np.float32([time, 0.25]), "camera": camera}  # not in the space's order
-
-    def render(self):
-        return np.full((40, 48, 3), 80 * self.time, np.uint8)
 
 
 SPACES = {"Many": MANY, "One": ONE, "Odd": ODD}
@@ -152,29 +147,6 @@ def test_processes_and_what_follows_an_end_change_nothing(env_id):
     apart.envs.close()
     nan = train(ppo_dict, env_id=env_id, env_kwargs='{"last": NaN}', **TINY)
     assert plain.hash() == apart.hash() == nan.hash()
-
-
-def test_a_run_is_loaded_and_filmed(command, tmp_path):
-    flags = " ".join(f"--{name} {value}" for name, value in TINY.items())
-    command("ppo_dict", f"--env-id ArmCamera-v0 --norm-obs --capture-video {flags}")
-    folder = only_run(tmp_path)
-    assert len(list((folder / "videos").glob("*.mp4"))) == 1
-    policy, envs = load(folder, num_envs=3)
-    obs, _ = envs.reset(seed=[1, 2, 3])
-    run = new_run(
-        ppo_dict, env_id="ArmCamera-v0", norm_obs=True, init_weights=folder / "weights.npz"
-    )
-    expected = run.agent.eval().to_env(run.agent.act(obs, None, greedy=True))
-    np.testing.assert_array_equal(policy(obs), expected)
-    assert envs.step(policy(obs))[1].tolist() == [1, 1, 1]
-
-
-def test_frames_are_stacked_by_gymnasiums_wrapper(monkeypatch):
-    make = gym.make
-    stacked = lambda env_id, **x: gym.wrappers.FrameStackObservation(make(env_id, **x), 5)  # noqa: E731
-    monkeypatch.setattr(gym, "make", stacked)
-    run = train(ppo_dict, env_id="Camera-v0", **TINY)
-    assert run.obs_space.shapes == [(5, 36, 37)] and run.obs_space.vector_size == 10
 
 
 def test_other_spaces_are_refused(refused):

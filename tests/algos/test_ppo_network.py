@@ -151,30 +151,6 @@ def test_separate_networks_of_vectors_are_ppo():
     assert new_run(ppo, **settings).hash() != plain
 
 
-@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
-@pytest.mark.parametrize("share_trunk", [False, True])
-def test_with_batch_norm_what_acts_is_what_learns(space, share_trunk):
-    """Rows one by one, when acting, give what the loss finds for all of them together."""
-    agent = random_agent(space, share_trunk=share_trunk, batch_norm=True)
-    obs, before = observations(space), statistics(agent)
-    batch = {"obs": torch.tensor(obs), "actions": torch.zeros(BATCH, dtype=torch.int64)}
-    agent.train()  # as ppo.train does before the update
-    log_probs, _, values = agent.evaluate_actions(batch)
-    agent.eval()
-    noise = np.random.default_rng(1).gumbel(size=(BATCH, 3))
-    rng = np.random.default_rng(1)
-    for row in range(BATCH):
-        logits = agent(batch["obs"][row : row + 1]).detach()
-        alone_log_prob = torch.log_softmax(logits, 1)[0, 0].item()
-        assert alone_log_prob == pytest.approx(log_probs[row].item(), 1e-4)
-        action = (logits.numpy() + noise[row]).argmax()
-        np.testing.assert_array_equal(agent.act(obs[row : row + 1], rng), [action])
-        alone = {name: x[row : row + 1] for name, x in batch.items()}
-        assert agent.evaluate_actions(alone)[2].item() == pytest.approx(values[row].item(), 1e-4)
-    assert np.std(log_probs.tolist()) > 1e-3
-    torch.testing.assert_close(statistics(agent), before, rtol=0, atol=0)
-
-
 def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
     agent = random_agent(VECTORS, share_trunk=False, batch_norm=True)
     obs = torch.tensor(observations(VECTORS))

@@ -139,31 +139,6 @@ def test_a_hundred_updates_equal_an_independent_implementation(twin):
             close(critic, numpy_critic)
 
 
-def test_smoothing_clips_the_noise_and_then_the_action():
-    actions = torch.tensor([[0.0, 0.9, -0.9]])
-    noise = torch.tensor([[0.7, 0.2, -3.0]])
-    smoothed = td3.smoothed(actions, noise, 0.5)
-    torch.testing.assert_close(smoothed, torch.tensor([[0.5, 1.0, -1.0]]))
-
-
-def test_the_target_takes_the_smaller_critic_and_stops_at_the_end():
-    rewards = torch.tensor([1.0, 2.0, 3.0])
-    ends = torch.tensor([False, True, False])
-    first, second = torch.tensor([10.0, 10.0, -4.0]), torch.tensor([6.0, 10.0, 8.0])
-    y = td3.bootstrapped_target(rewards, ends, [first, second], 0.5)
-    assert y.tolist() == [4.0, 2.0, 1.0]
-    y = td3.bootstrapped_target(rewards, ends, [first], 0.5)
-    assert y.tolist() == [6.0, 2.0, 1.0]
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_follows_a_termination_does_not_spread(poison):
-    rewards, ends = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, True, False])
-    first, second = torch.tensor([10.0, poison, -4.0]), torch.tensor([6.0, poison, 8.0])
-    y = td3.bootstrapped_target(rewards, ends, [first, second], 0.5)
-    assert y.tolist() == [4.0, 2.0, 1.0]
-
-
 @pytest.mark.parametrize("name", ["rewards", "terminated"])
 def test_columns_instead_of_vectors_fail_at_once(name):
     agent, target = agents()
@@ -173,18 +148,6 @@ def test_columns_instead_of_vectors_fail_at_once(name):
     batch[name] = batch[name][:, None]
     with pytest.raises(AssertionError):
         td3.q_losses(agent, target, batch, noise, td3.Args())
-
-
-def test_polyak_by_hand():
-    target, source = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    with torch.no_grad():
-        target.weight[:] = torch.tensor([[1.0, 2.0]])
-        target.bias[:] = 0.0
-        source.weight[:] = torch.tensor([[3.0, -2.0]])
-        source.bias[:] = 8.0
-    td3.polyak(target, source, 0.25)
-    assert target.weight.tolist() == [[1.5, 1.0]] and target.bias.tolist() == [2.0]
-    assert source.weight.tolist() == [[3.0, -2.0]]
 
 
 def test_polyak_copies_buffers():
@@ -284,29 +247,6 @@ def test_n_step_returns_against_a_walk_over_whole_episodes(n_step, num_envs, cap
                 drawn.add(steps)
     assert drawn == cut == set(range(1, min(n_step, -(-capacity // num_envs)) + 1))
     assert batch.keys() == {"obs", "actions", "rewards", "next_obs", "terminated", "discounts"}
-
-
-def test_n_steps_by_hand():
-    buffer, rng = td3.ReplayBuffer(5, 1, 1, 1), np.random.default_rng(0)
-    for obs, reward, terminated, truncated in (
-        (0, 1, False, False),
-        (1, 2, False, True),
-        (2, 4, False, False),
-        (3, 8, True, False),
-    ):
-        row = np.float32([[obs]])
-        ends = np.array([terminated]), np.array([truncated])
-        buffer.add(row, row, np.float32([reward]), row + 10, *ends)
-    batch = buffer.sample(97, 3, 0.5, rng)
-    rows = [batch[k].squeeze(-1) for k in ("obs", "next_obs")]
-    rows += [batch[k] for k in ("rewards", "discounts", "terminated")]
-    expected = {
-        (0, 11, 2.0, 0.25, False),  # 1 + 2/2, cut by the time limit, whose successor counts
-        (1, 11, 2.0, 0.5, False),
-        (2, 13, 8.0, 0.25, True),  # 4 + 8/2
-        (3, 13, 8.0, 0.5, True),
-    }
-    assert set(zip(*(row.tolist() for row in rows), strict=True)) == expected
 
 
 def test_training_hands_n_step_and_ends_to_the_buffer(monkeypatch):

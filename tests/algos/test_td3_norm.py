@@ -98,14 +98,6 @@ def test_critics_alone_have_layer_norm_before_each_relu(module):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tqc_takes_both():
-    run = train(td3_sac, **TINY, quantiles=5, drop=2)
-    assert run.agent.obs_moments.count == 222
-    norms = [m for m in run.agent.modules() if isinstance(m, nn.LayerNorm)]
-    assert [norm.normalized_shape for norm in norms] == [(11,), (13,)] * 2
-    assert all(not torch.equal(norm.weight, torch.ones_like(norm.weight)) for norm in norms)
-
-
 def test_a_run_with_both_resumes_exactly(module):
     whole = train(module, **TINY).hash()
     run = stopped(new_run(module, **TINY), module.train, after=150)

@@ -51,15 +51,6 @@ def noise_of(seed):
     return torch.tensor(noise)
 
 
-@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.3, -2.0), (-1.0, 0.0)])
-def test_the_density_of_actions_integrates_to_1(mean, log_std):
-    """Over the interval (-1, 1) of actions, by the rule of Gauss and Legendre."""
-    a, weights = np.polynomial.legendre.leggauss(401)
-    u = torch.atanh(torch.tensor(a))[:, None]
-    log_probs = td3_sac.squashed_log_prob(u, torch.full_like(u, mean), torch.full_like(u, log_std))
-    assert (weights * log_probs.exp().numpy()).sum() == pytest.approx(1, abs=1e-5)
-
-
 def test_log_probabilities_by_hand():
     """Mean 0, sigma 1: log N(0) = -0.9189; at a = 0.5 log N(0.5493) - log 0.75 = -0.7821."""
     u = torch.atanh(torch.tensor([[0.0], [0.5]]))
@@ -140,30 +131,6 @@ def test_quantiles_against_loops(drop):
     assert found.item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
-    """alpha 0, actions tanh(mean), one network for acting in both: TD3 without smoothing."""
-    agent, target, args = agents(alpha=0.0)
-    theirs = td3.Args(hidden_sizes=(11, 13))
-    parent, parent_target = (td3.make_agent(theirs, VECTORS, ACTION_SPACE) for _ in range(2))
-    with torch.no_grad():
-        for ours, other in ((agent, parent), (target, parent_target)):
-            for p, q in zip(ours.critics.parameters(), other.critics.parameters(), strict=True):
-                q.copy_(p)
-        for p, q in zip(agent.actor.parameters(), parent_target.actor.parameters(), strict=True):
-            q.copy_(p[: len(q)])
-    batch, zeros = random_batch(), torch.zeros(BATCH, ACTIONS)
-    batch["discounts"] = torch.full((BATCH,), 0.99**n_step)
-    with torch.no_grad():
-        actions, _ = agent.sample(batch["next_obs"], zeros)
-        first, second = target.q_values(batch["next_obs"], actions)
-    assert (first < second).any() and (first > second).any()
-    losses, q_mean = td3_sac.q_losses(agent, target, batch, zeros, args)
-    expected, expected_mean = td3.q_losses(parent, parent_target, batch, zeros, theirs)
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(q_mean, expected_mean)
-
-
 @pytest.mark.parametrize("tqc", [{}, TQC])
 def test_losses_of_critics_are_made_of_the_right_parts(tqc):
     """Next actions of the online actor, their values by the target critics, the smallest of them,
@@ -221,18 +188,6 @@ def test_the_actor_learns_through_its_actions_and_their_density():
         slope = (values[0] - values[1]) / 2e-5
         assert bias.grad[i].item() == pytest.approx(slope, rel=1e-4, abs=1e-6)
         assert abs(slope) > 1e-4
-
-
-@pytest.mark.parametrize("entropy, falls", [(1.0, True), (-4.0, False)])
-def test_the_temperature_falls_where_there_is_enough_entropy(entropy, falls):
-    log_alpha = torch.tensor(-1.0, requires_grad=True)
-    log_probs = torch.full((BATCH,), -entropy)
-    loss = td3_sac.alpha_loss(log_alpha, log_probs, -3.0)
-    loss.backward()
-    # by hand: -alpha (-entropy - 3), which is its own derivative in log alpha
-    assert loss.item() == pytest.approx(math.exp(-1) * (entropy + 3))
-    assert log_alpha.grad.item() == pytest.approx(loss.item())
-    assert (log_alpha.grad > 0) == falls
 
 
 def updated(rng=None, parts=None, **settings):

@@ -7,10 +7,7 @@ collection or in another.
 import importlib
 import json
 import math
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,7 +18,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, Result, curves, new_run, only_run, stopped, train, wait_for
+from conftest import SCRIPTS, Result, curves, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,6 +183,7 @@ ENDS = {
 ENDS["a2c"], c51 = ENDS["ppo"], dict(n_atoms=11, v_min=0, v_max=5)
 ENDS["dqn"] = [{}, {"double": True, "n_step": 1}, c51, c51 | {"double": True, "dueling": True}]
 ENDS |= {"dqn_quantile": [{}], "ppo_pqn": [{}], "td3_sac": [{}, {"quantiles": 5, "drop": 2}]}
+ENDS["ppo_lstm"] = [{}]
 
 
 @pytest.mark.parametrize("name, own", [(name, own) for name, each in ENDS.items() for own in each])
@@ -253,21 +251,6 @@ def test_what_cannot_be_filmed_is_refused(refused):
     assert "render" in message or "picture" in message
 
 
-ARGUMENTS = {
-    '{"speed": 3}': "speed",
-    "{length: 3}": "--env-kwargs",
-    "[3]": "JSON object",
-    "3": "JSON object",
-    "": "--env-kwargs",
-}
-
-
-def test_arguments_that_the_environment_does_not_take_are_refused(refused):
-    flags = f"--env-id environments:Ending-v0 {SHORT['ppo']}"
-    for kwargs, message in ARGUMENTS.items():
-        assert message in refused("ppo", flags, "--env-kwargs", kwargs), kwargs
-
-
 def test_arguments_of_an_environment_are_kept(command):
     """By args.json, --resume and --evaluate; a config has them as a table."""
     kwargs, own = '{"length": 3}', small("ppo", "Ending", checkpoint_frequency=64)
@@ -331,69 +314,6 @@ def test_async_envs_give_the_same_run_and_resume_exactly():
     run = train(ppo, **own, async_envs=True, resume=str(cut.folder))
     run.envs.close()
     assert run.hash() == plain
-
-
-def start(tmp_path, name, *flags):
-    """The command as a process in a session of its own."""
-    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
-    with open(tmp_path / "err", "w") as err:
-        return subprocess.Popen(
-            list(map(str, command)), cwd=tmp_path, stderr=err, stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-
-
-def processes(session: int) -> list:
-    """Command lines of those of a session that still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it has just ended
-            continue
-        if int(its_session) == session and state != "Z":
-            found.append(path.parent.name)
-    return found
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path, end):
-    """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
-    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
-    flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
-    flags += " --log-frequency 1"
-    kwargs = '{"last": 0, "seconds": 0.002}'
-    process = start(tmp_path, "ppo", *flags.split(), "--env-kwargs", kwargs)
-    wait_for(lambda: list(tmp_path.rglob("best.npz")) or process.poll() is not None)
-    started = processes(process.pid)
-    assert len(started) >= 4, (tmp_path / "err").read_text()
-    if end == signal.SIGINT:
-        (events,) = tmp_path.rglob("events.*")
-        size = events.stat().st_size + 20_000
-        for number in map(int, started):
-            if number != process.pid:
-                os.kill(number, end)
-        wait_for(lambda: events.stat().st_size > size or process.poll() is not None)
-        assert process.poll() is None
-    process.send_signal(end)
-    process.wait(300)
-    wait_for(lambda: not processes(process.pid))
-    if end == signal.SIGINT:  # nothing of the environments
-        said = (tmp_path / "err").read_text()
-        assert process.returncode == 130 and "Traceback" not in said, said
-        assert "\nstopped; to resume: " in said, said
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_a_dead_environment_ends_the_run_with_its_error(tmp_path, kill):
-    flags = f"--env-id environments:Failing-v0 --async-envs {COMMON} {SHORT['ppo']}".split()
-    kwargs = json.dumps({"kill": kill, "last": 40})
-    process = start(tmp_path, "ppo", *flags, "--env-kwargs", kwargs)
-    assert process.wait(300) == 1
-    error = (tmp_path / "err").read_text()
-    assert ("EOFError" if kill else "RuntimeError: the simulator gave up") in error
-    assert error.strip().splitlines()[-1].startswith("to resume: python ")
-    wait_for(lambda: not processes(process.pid))
 
 
 @pytest.mark.slow

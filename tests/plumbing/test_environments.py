@@ -73,13 +73,6 @@ def test_the_cnn_takes_images_of_any_size(height, width):
     assert agent(obs).shape == (2, 5) and agent.value(features).shape == (2,)
 
 
-def test_the_nature_cnn_has_its_published_shapes():
-    agent = ppo.Agent(ppo.Args(), images(4, 84, 84), gym.spaces.Discrete(6))
-    shapes = [tuple(p.shape) for name, p in agent.named_parameters() if "weight" in name]
-    cnn = [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136)]
-    assert shapes == [*cnn, (6, 512), (1, 512)]
-
-
 def test_discrete_observations_become_one_hot():
     env = ppo.make_env("FrozenLake-v1")
     obs, _ = env.reset(seed=0)

@@ -11,10 +11,8 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 import types
 import weakref
@@ -25,18 +23,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    SCRIPTS,
-    Result,
-    calls,
-    new_run,
-    only_run,
-    parse,
-    scalars,
-    stopped,
-    train,
-)  # fmt: skip
+from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
 from tqdm import tqdm
 
 STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
@@ -391,23 +378,6 @@ def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     assert max(step for _, step in scalars(run.folder)) == 500
 
 
-def test_ctrl_c_says_in_a_line_how_to_go_on(tmp_path):
-    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "8000000"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.3)
-    before = (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns == before
-    lines = [x for x in err.splitlines() if x.strip() and "/8000000 [" not in x]  # no bar
-    folder = only_run(tmp_path).relative_to(tmp_path)
-    assert lines == [f"stopped; to resume: python {ROOT}/algos/ppo.py --resume {folder}"]
-
-
 def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
     message = r"losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)"
@@ -522,21 +492,18 @@ BAD_INPUT = {
     "an unknown version": ("--env-id CartPole-v7", "v7"),
     "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "No module named"),
     "observations of any size": ("--env-id environments:Sentence-v0", "no fixed size"),
-    "an infinite rate": ("--learning-rate inf", "learning_rate=inf must be a finite number"),
     "a seed beyond 64 bits": ("--seed 1e30", "must lie between 0 and 9223372036854775807"),
     "too many threads": ("--torch-threads 100000", "torch_threads=100000 must lie between"),
     "a device without numbers": ("--device meta", "--device meta: "),
     "a name that leaves the folder": ("--exp-name ../../x", "exp_name=../../x must be"),
-    "a name with a folder": ("--exp-name a/b", "exp_name=a/b must be"),
     "a name of 300 letters": (f"--exp-name {300 * 'a'}", "must be at most 100"),
     "arguments that are no JSON": ("--env-kwargs {length:3}", "--env-kwargs {length:3} must be"),
+    "arguments that are no object": ("--env-kwargs [3]", "JSON object"),
     "a space without a policy": ("--env-id environments:Several-v0", "MultiDiscrete"),
     "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
     "a wrong type": ("--num-envs 2.5", "--num-envs"),
     "one out of range": ("--gamma 1.5", "gamma=1.5 must lie between 0 and 1"),
     "not a number": ("--learning-rate nan", "learning_rate=nan must be a finite number"),
-    "a negative count": ("--num-steps -1", "num_steps=-1 must lie between 1 and inf"),
-    "a negative seed": ("--seed -1", "seed=-1 must lie between 0 and"),
     "sizes that do not divide": (
         "--num-minibatches 7",
         "num_minibatches=7 must divide num_envs * num_steps=256",
@@ -546,8 +513,6 @@ BAD_INPUT = {
         "num_envs=8 must divide total_timesteps=1001",
     ),
     "a device that is not there": ("--device cuda", "cuda"),
-    "a device of no kind": ("--device abacus", "abacus"),
-    "no config": ("--config missing.toml", "missing.toml"),
     "no config of that name": ("--config missing", "missing.toml"),
     "no such table": ("--config good.toml:other", "good.toml has no table [other], but "),
     "an unknown field": ("--config good.toml:typo", "good.toml: [typo]: Unrecognized options"),
