@@ -87,6 +87,12 @@ def stopped(run, train, after: int):
     return run
 
 
+def flags_of(settings) -> str:
+    """{"num_envs": 2, "hidden_sizes": (8, 8)} as it is typed."""
+    values = {k: x if isinstance(x, tuple) else (x,) for k, x in settings.items()}
+    return " ".join(f"--{k.replace('_', '-')} {' '.join(map(str, x))}" for k, x in values.items())
+
+
 def parse(module, argv):
     """The arguments of a command line of a script or a variant."""
     parent, argv = importlib.import_module(module.__name__.split("_")[0]), map(str, argv)
@@ -164,6 +170,21 @@ def refused(command, tmp_path):
         return result.err
 
     return run
+
+
+@pytest.fixture
+def failure(capsys):
+    """failure(function, ...) is the line with which the call ends the program."""
+
+    def call(function, *inputs, **keywords) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            function(*inputs, **keywords)
+        err = capsys.readouterr().err
+        assert exit.value.code == 2 and err.count("\n") == 1, err
+        return err
+
+    return call
 
 
 def scalars(folder: Path) -> dict:

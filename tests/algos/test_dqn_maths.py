@@ -36,10 +36,8 @@ def project_by_hand(support, probs, rewards, discounts, terminated):
 
 
 @pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, np.nan)])
-def test_a_support_is_finite_and_has_a_width(v_min, v_max, capsys):
-    with pytest.raises(SystemExit):
-        dqn.Args(n_atoms=51, v_min=v_min, v_max=v_max).check()
-    assert "both finite" in capsys.readouterr().err
+def test_a_support_is_finite_and_has_a_width(v_min, v_max, failure):
+    assert "both finite" in failure(dqn.Args(n_atoms=51, v_min=v_min, v_max=v_max).check)
 
 
 @pytest.mark.parametrize("n_atoms, v_min, v_max", [(51, -10, 10), (31, 0, 250), (31, -500, 500)])
@@ -263,28 +261,27 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
                 np.testing.assert_array_equal(sample["next_obs"][row], next_obs)
 
 
+def numbers_of(capacity, num_envs, steps, size, n_step=1):
+    """Of the transitions that a buffer samples, counted from the first."""
+    buffer = dqn.ReplayBuffer(capacity, num_envs, gym.spaces.Box(-1, 1, (1,), np.float32))
+    ends, actions = np.zeros(num_envs, np.bool_), np.zeros(num_envs, np.int64)
+    for t in range(steps):
+        obs = np.float32(num_envs * t + np.arange(num_envs))[:, None]
+        buffer.add(obs, actions, obs[:, 0], ends, ends, obs + num_envs, obs + num_envs)
+    return buffer.sample(size, n_step, 0.9, np.random.default_rng(0))["obs"][:, 0]
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_samples_are_uniform_over_what_is_held(n_step):
-    space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    buffer = dqn.ReplayBuffer(22, 2, space)
-    for t in range(30):
-        ids = np.float32([[2 * t], [2 * t + 1]])
-        ends = np.zeros(2, np.bool_)
-        buffer.add(ids, np.zeros(2, np.int64), ids[:, 0], ends, ends, ids + 2, ids + 2)
-    sample = buffer.sample(22_000, n_step, 0.9, np.random.default_rng(0))
-    counts = np.bincount(sample["obs"][:, 0].astype(int), minlength=60)
+    sampled = numbers_of(22, num_envs=2, steps=30, size=22_000, n_step=n_step)
+    counts = np.bincount(sampled.astype(int), minlength=60)
     assert counts[:38].sum() == 0
     chi_square = ((counts[38:] - 1000) ** 2 / 1000).sum()
     assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom
 
 
 def test_samples_are_not_consecutive():
-    space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    buffer, ends = dqn.ReplayBuffer(1000, 1, space), np.zeros(1, np.bool_)
-    for t in range(1000):
-        time = np.float32([[t]])
-        buffer.add(time, np.zeros(1, np.int64), time[:, 0], ends, ends, time + 1, time + 1)
-    times = buffer.sample(1000, 1, 0.9, np.random.default_rng(0))["rewards"]
+    times = numbers_of(1000, num_envs=1, steps=1000, size=1000)
     assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
 
 

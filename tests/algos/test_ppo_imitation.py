@@ -187,15 +187,14 @@ def test_batches_are_drawn_at_random_from_all_rows():
     assert len(set(np.diff(rows))) > 50 and rows.min() < 50 and rows.max() > 947
 
 
-def test_pixels_of_another_kind_are_refused(capsys):
+def test_pixels_of_another_kind_are_refused(failure):
     """As whole numbers those from 0 to 1 would all be black."""
     space = Box(0, 255, (1, 36, 36), np.uint8)
     args = ppo_imitation.Args(imitation_coef=0.0, demonstrations="broken.npz")
     agent = ppo_imitation.make_agent(args, space, Discrete(3, start=1))
     np.savez("broken.npz", observations=np.full((2, *space.shape), 0.5), actions=[1, 2])
-    with pytest.raises(SystemExit):
-        ppo_imitation.read(args, agent, space, Discrete(3, start=1))
-    assert "broken.npz: pixels are uint8, not float64" in capsys.readouterr().err
+    said = failure(ppo_imitation.read, args, agent, space, Discrete(3, start=1))
+    assert "broken.npz: pixels are uint8, not float64" in said
 
 
 @pytest.mark.parametrize("text, name", [
