@@ -27,7 +27,6 @@ import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
-from gymnasium.spaces import Box
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -405,7 +404,7 @@ def test_every_tag_is_explained_and_no_other():
     assert {"charts/SPS", "charts/episodic_return", "eval/episodic_return"} <= set(common)
     own = " ".join(TAGS.values()).split()  # the plumbing reads some of these
     written = {tag: set(SCRIPTS) for tag in common if tag not in own}
-    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/algos/test_dqn_learning.py
+    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/algos/test_train.py
     for name, tags in TAGS.items():  # which test_runs.py compares with what runs write
         for tag in tags.split():
             written.setdefault(tag, set()).add(name)
@@ -499,23 +498,6 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, command, tmp_p
         assert "trackio" not in patch or all(f"{step} {{" in said for step in steps)
     for tag in re.findall(r'"(charts/.+?)"', patch) + (["losses/kl_penalty"] * ("kl" in patch)):
         assert tag in {tag for tag, _ in points}
-
-
-def test_the_residual_network_of_dqn_is_that_of_ppo_network(tmp_path, monkeypatch):
-    """Of the same weights the same features; test_ppo_network counts the parameters by hand."""
-    (patch,) = (patch for title, _, _, patch in CHANGES if "residual" in title)
-    (tmp_path / "dqn_impala.py").write_text(patched("algos/dqn.py", patch))
-    monkeypatch.syspath_prepend(tmp_path)
-    dqn, ppo_network = map(importlib.import_module, ("dqn_impala", "ppo_network"))
-    images = Box(0, 255, (3, 37, 53), np.uint8)
-    network = dqn.QNetwork(dqn.Args(), images, 7)
-    layers = torch.nn.Sequential(*ppo_network.impala_layers(None, images.shape))
-    ours = [*network.trunk.parameters(), *network.q_head[0].parameters()]
-    for p, q in zip(ours, layers.parameters(), strict=True):
-        p.data[:] = q
-    obs = torch.tensor(np.random.default_rng(0).integers(256, size=(2, 3, 37, 53), dtype=np.uint8))
-    found = network.q_head[:2](network.features(obs))
-    torch.testing.assert_close(found, layers(obs / 255), rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_variant_may_replace_are_arguments():
