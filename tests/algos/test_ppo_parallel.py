@@ -200,15 +200,6 @@ def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
     assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], None, 6.0)] * 2
 
 
-def test_moments_of_groups_are_those_of_all_samples():
-    """Of (1, 5) and (4, 4, 10): mean 4.8, squares of the differences from it 42.8."""
-    counts, means = torch.tensor([2.0, 3.0]), torch.tensor([3.0, 6.0])
-    count, mean, var = ppo_parallel.merged_moments(counts, means, torch.tensor([4.0, 8.0]))
-    assert (count, mean) == (5, pytest.approx(4.8)) and 5 * var == pytest.approx(42.8)
-    with pytest.raises(AssertionError):
-        ppo_parallel.merged_moments(counts, means, torch.zeros(()))
-
-
 def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_ranks):
     """Three ranks, three updates, of 2, 3, 5 and more samples of 7 numbers."""
     rng = np.random.default_rng(0)

@@ -267,17 +267,6 @@ def test_samples_are_not_consecutive():
     assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
 
 
-@pytest.mark.parametrize("name", range(6))
-def test_the_buffer_refuses_columns(name):
-    buffer = td3.ReplayBuffer(11, 2, OBS, ACTIONS)
-    shapes = [(2, OBS), (2, ACTIONS), (2,), (2, OBS), (2,), (2,)]
-    step = [np.zeros(shape, np.float32) for shape in shapes]
-    buffer.add(*step)
-    step[name] = step[name][..., None]
-    with pytest.raises(AssertionError):
-        buffer.add(*step)
-
-
 SMALL = dict(batch_size=32, hidden_sizes=(32, 32), learning_rate=3e-3, learning_starts=200)
 
 

@@ -11,7 +11,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import calls, curves, hash_of_parameters, new_run, only_run, stopped, train
+from conftest import before, calls, curves, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 
 BATCH, OBS, ACTIONS = 7, 5, 3
@@ -201,43 +201,6 @@ def updated(rng=None, parts=None, **settings):
     return agent, target, curves
 
 
-@pytest.mark.parametrize("tqc", [{}, TQC])
-def test_one_update_moves_each_part_by_its_own_loss(tqc):
-    agent, target, curves = updated(tau=0.25, **tqc)
-    before, before_target, args = agents(tau=0.25, **tqc)
-    next_noise, noise = np.random.default_rng(0).standard_normal((2, BATCH, ACTIONS), np.float32)
-    optimizer = torch.optim.Adam(before.critics.parameters())
-    losses, q_mean = td3_sac.q_losses(
-        before, before_target, random_batch(), torch.tensor(next_noise), args
-    )
-    sum(losses).backward()
-    optimizer.step()
-    assert hash_of_parameters(agent.critics) == hash_of_parameters(before.critics)
-    optimizer.zero_grad()
-    optimizer = torch.optim.Adam(before.actor.parameters())
-    loss, log_probs = td3_sac.policy_loss(before, random_batch()["obs"], torch.tensor(noise), args)
-    loss.backward()
-    optimizer.step()
-    assert hash_of_parameters(agent.actor) == hash_of_parameters(before.actor)
-    # alpha 1, and an entropy far above -3: log alpha falls by Adam's first step
-    assert -log_probs.mean() > -3
-    assert agent.log_alpha.item() == pytest.approx(-1e-3, rel=1e-3)
-    networks = target.critics, before_target.critics, agent.critics
-    for p, old, new in zip(*(network.parameters() for network in networks), strict=True):
-        torch.testing.assert_close(p, 0.75 * old + 0.25 * new)
-    expected = {
-        "losses/qf1_loss": losses[0],
-        "losses/qf2_loss": losses[1],
-        "losses/qf1_values": q_mean,
-        "losses/actor_loss": loss,
-        "losses/alpha": torch.tensor(1.0),
-        "losses/alpha_loss": -(log_probs - 3).mean(),
-        "losses/entropy": -log_probs.mean(),
-    }
-    assert curves.keys() == expected.keys()
-    torch.testing.assert_close(curves, {k: x.detach() for k, x in expected.items()})
-
-
 def test_what_the_actor_and_the_temperature_do_to_other_gradients():
     """Nothing: those of the critics are still those of their own loss."""
     agent, _, _ = updated()
@@ -274,13 +237,9 @@ def test_the_target_follows_whatever_the_agent_has():
 
 
 def test_the_target_networks_do_not_drop_out(monkeypatch):
-    modes, q_losses = set(), td3_sac.q_losses
-
-    def spy(agent, target, *rest):
-        modes.add((agent.training, target.training))
-        return q_losses(agent, target, *rest)
-
-    monkeypatch.setattr(td3_sac, "q_losses", spy)
+    modes = set()
+    look = lambda agent, target, *_: modes.add((agent.training, target.training))  # noqa: E731
+    before(monkeypatch, td3_sac, "q_losses", look)
     train(td3_sac, **TINY | {"total_timesteps": 60})
     assert modes == {(True, False)}
 
