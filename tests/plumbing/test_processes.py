@@ -1,6 +1,5 @@
 """Environments in processes, programs that they start, and every way in which a run ends."""
 
-import importlib
 import json
 import os
 import signal
@@ -114,26 +113,18 @@ def test_infos_that_no_process_can_send_end_no_run():
     run.close()
 
 
-@pytest.mark.parametrize("name", ["ppo", "td3"])
-def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(name):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(asynchronous):
     """In processes, too: each has generators of its own."""
-    module = importlib.import_module(name)
-    if name == "td3":
-        own = dict(env_id="environments:BornBox-v0", total_timesteps=160, learning_starts=20)
-        own |= dict(num_envs=2, batch_size=8, hidden_sizes=(8, 8), eval_episodes=2)
-    else:
-        own = small("Born")
-    own |= dict(checkpoint_frequency=64)
-    for asynchronous in (False, True):
-        whole = train(module, **own, async_envs=asynchronous)
-        whole.close()
-        np.random.seed(5)
-        again = train(module, **own, async_envs=asynchronous)
-        again.close()
-        cut = stopped(new_run(module, **own, async_envs=asynchronous), module.train, after=100)
-        resumed = train(module, **own, async_envs=asynchronous, resume=str(cut.folder))
-        resumed.close()
-        assert whole.hash() == again.hash() == resumed.hash()
+    own = small("Born", checkpoint_frequency=64, async_envs=asynchronous)
+    whole = train(ppo, **own)
+    np.random.seed(5)
+    again = train(ppo, **own)
+    cut = stopped(new_run(ppo, **own), ppo.train, after=100)
+    resumed = train(ppo, **own, resume=str(cut.folder))
+    for run in (whole, again, resumed):
+        run.close()
+    assert whole.hash() == again.hash() == resumed.hash()
 
 
 def test_processes_are_no_forks_of_one_that_has_threads():

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tomllib
 import types
-import weakref
 from pathlib import Path
 
 import imageio
@@ -26,14 +25,14 @@ import torch
 from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
 from tqdm import tqdm
 
-STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
+STEPS = {"ppo": 2048, "a2c": 2048, "dqn": 2048, "td3": 512}  # td3 has an update to every step
 SHORT = {  # runs that still update; the replay buffers wrap in them
-    "ppo": "--total-timesteps 3072 --checkpoint-frequency 512",
-    "a2c": "--total-timesteps 3072 --checkpoint-frequency 512 --num-steps 8",
-    "td3": "--total-timesteps 1024 --checkpoint-frequency 256 --env-id Pendulum-v1 "
-    "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
+    "ppo": "--total-timesteps 2048 --checkpoint-frequency 512",
+    "a2c": "--total-timesteps 2048 --checkpoint-frequency 512 --num-steps 8",
+    "td3": "--total-timesteps 512 --checkpoint-frequency 128 --env-id Pendulum-v1 "
+    "--learning-starts 100 --buffer-size 200 --batch-size 16 --hidden-sizes 16 16 "
     "--log-frequency 50",
-    "dqn": "--total-timesteps 3072 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
+    "dqn": "--total-timesteps 2048 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
@@ -50,6 +49,8 @@ TINY = {  # two checkpoints and more; the schedules and the replay buffers go ac
         target_network_frequency=150, buffer_size=200, hidden_sizes=(16, 16)),
     "td3": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1", batch_size=16,
         buffer_size=200, hidden_sizes=(16, 16)),
+    "td3 of norms": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1",
+        batch_size=16, buffer_size=200, hidden_sizes=(16, 16), norm_obs=True, layer_norm=True),
     "dqn of frames": dict(env_id="ALE/Breakout-v5", total_timesteps=512, num_envs=2,
         learning_starts=50, train_frequency=64, gradient_steps=1, batch_size=16, n_step=3,
         buffer_size=200, checkpoint_frequency=256, episodic_life=True, clip_reward=True,
@@ -125,17 +126,6 @@ def test_an_evaluation_leaves_the_generator_of_torch_and_does_not_depend_on_it(m
     assert returns[0] == returns[1] and len({*returns[0]}) > 1
 
 
-def test_a_part_that_no_run_could_resume_from_ends_it_before_it_begins():
-    class Counts(torch.nn.Module):
-        def state_dict(self):
-            return {"counts": np.zeros(3)}
-
-    run = new_run(ppo)
-    with pytest.raises(TypeError, match="no run could resume from these parts"):
-        run.start(agent=run.agent, counts=Counts())
-    assert run.step_count == 0 and not (run.folder / "args.json").exists()
-
-
 def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
     @dataclasses.dataclass
     class Args(ppo.RunArgs):
@@ -148,15 +138,13 @@ def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
     assert args.share is None and args.file == Path("b")
 
 
-def test_an_argument_that_cannot_come_back_ends_the_run_before_it_begins(capsys):
+def test_an_argument_that_cannot_come_back_ends_the_run_before_it_begins(failure):
     @dataclasses.dataclass
     class Args(ppo.RunArgs):
         weights: dict[str, float] = dataclasses.field(default_factory=lambda: {"speed": 1.0})
 
     run = ppo.Run("ppo", Args(), ppo.make_agent, ppo.evaluation_policy)
-    with pytest.raises(SystemExit, match="2"):
-        run.start(agent=run.agent)
-    assert run.step_count == 0 and "--weights" in capsys.readouterr().err
+    assert "--weights" in failure(run.start, agent=run.agent) and run.step_count == 0
 
 
 def test_a_notebook_may_extend_the_arguments(monkeypatch):
@@ -353,24 +341,7 @@ def test_vectors_take_one_thread_of_torch():
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("name", ["dqn", "td3"])
-def test_updates_between_two_points_of_the_curves_do_not_pile_up(name, monkeypatch):
-    module, alive, most = importlib.import_module(name), weakref.WeakSet(), []
-
-    def update(*_):
-        loss = torch.zeros(())
-        alive.add(loss)
-        most.append(len(alive))
-        return {"losses/loss": loss}
-
-    monkeypatch.setattr(module, "update" if name == "dqn" else "update_critics", update)
-    settings = TINY[name] | dict(total_timesteps=2_500, log_frequency=10**9, batch_size=16)
-    if name == "dqn":
-        settings |= dict(train_frequency=1, gradient_steps=1)
-    train(module, **settings)
-    assert len(most) > 2_400 and max(most) < 10
-
-
+@pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     run = train(importlib.import_module(name), **TINY[name] | dict(total_timesteps=500))
     run.finish()
@@ -378,15 +349,15 @@ def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     assert max(step for _, step in scalars(run.folder)) == 500
 
 
+@pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
     message = r"losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)"
     with pytest.raises(FloatingPointError, match=message) as error:
         command(name, SHORT[name], "--env-id", env_id)
     folder = only_run(tmp_path)
-    resume = shlex.join(
-        ["python", f"{ROOT}/algos/{name}.py", "--resume", str(folder.relative_to(tmp_path))]
-    )
+    script, path = f"{ROOT}/algos/{name}.py", str(folder.relative_to(tmp_path))
+    resume = shlex.join(["python", script, "--resume", path])
     assert error.value.__notes__ == [f"to resume: {resume}"]
     with np.load(folder / "weights.npz") as weights:
         assert all(np.isfinite(weights[k]).all() for k in weights.files if "action_" not in k)
@@ -409,7 +380,7 @@ def test_initial_weights_travel_by_name(refused):
         assert f"{file}: " in error and message in error
 
 
-def test_statistics_travel_with_the_weights(tmp_path):
+def test_statistics_travel_with_the_weights(failure):
     run = train(ppo, **TINY["ppo"])
     run.finish()
     settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
@@ -417,8 +388,8 @@ def test_statistics_travel_with_the_weights(tmp_path):
     assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
     obs = torch.full((1, *run.obs_space.shape), 7.0)
     torch.testing.assert_close(again.agent.features(obs), run.agent.features(obs))
-    with pytest.raises(SystemExit):  # an agent without them would see something else
-        new_run(ppo, **settings | dict(norm_obs=False))
+    # an agent without them would see something else
+    failure(new_run, ppo, **settings | dict(norm_obs=False))
 
 
 def test_every_argument_is_read_somewhere(name):
