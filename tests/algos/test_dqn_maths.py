@@ -237,7 +237,7 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
     length = 37
     buffer = dqn.ReplayBuffer(length * num_envs, num_envs, space, stack)
     stream, rng = Stream(0, num_envs, stack), np.random.default_rng(1)
-    for step in range(400):
+    for step in range(240):
         buffer.add(*stream.step())
         if step in (20, 150, 220):  # saved, and gone on with in another one
             state = buffer.state_dict()

@@ -25,12 +25,12 @@ import torch
 from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
 from tqdm import tqdm
 
-STEPS = {"ppo": 2048, "a2c": 2048, "dqn": 2048, "td3": 512}  # td3 has an update to every step
+STEPS = {"ppo": 2048, "a2c": 2048, "dqn": 2048, "td3": 1024}  # td3 has an update to every step
 SHORT = {  # runs that still update; the replay buffers wrap in them
     "ppo": "--total-timesteps 2048 --checkpoint-frequency 512",
     "a2c": "--total-timesteps 2048 --checkpoint-frequency 512 --num-steps 8",
-    "td3": "--total-timesteps 512 --checkpoint-frequency 128 --env-id Pendulum-v1 "
-    "--learning-starts 100 --buffer-size 200 --batch-size 16 --hidden-sizes 16 16 "
+    "td3": "--total-timesteps 1024 --checkpoint-frequency 256 --env-id Pendulum-v1 "
+    "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
     "--log-frequency 50",
     "dqn": "--total-timesteps 2048 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
 }
