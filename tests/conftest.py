@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,12 @@ def stopped(run, train, after: int):
     return run
 
 
+def flags_of(settings) -> str:
+    """{"num_envs": 2, "hidden_sizes": (8, 8)} as it is typed."""
+    values = {k: x if isinstance(x, tuple) else (x,) for k, x in settings.items()}
+    return " ".join(f"--{k.replace('_', '-')} {' '.join(map(str, x))}" for k, x in values.items())
+
+
 def parse(module, argv):
     """The arguments of a command line of a script or a variant."""
     parent, argv = importlib.import_module(module.__name__.split("_")[0]), map(str, argv)
@@ -136,9 +143,18 @@ def command(monkeypatch, capsys):
 
 
 @pytest.fixture
-def script(command):
-    """The same, under its other name."""
-    return command
+def start(tmp_path):
+    """start("ppo", "--seed 3", path, ...) runs it as a process in a session of its own, which
+    Ctrl-C reaches as a whole. What it says is in the files `out` and `err`.
+    """
+
+    def run(name, flags="", *more) -> subprocess.Popen:
+        words = [sys.executable, ROOT / "algos" / f"{name}.py", *flags.split(), *more]
+        with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+            keywords = {"cwd": tmp_path, "stdout": out, "stderr": err, "start_new_session": True}
+            return subprocess.Popen(list(map(str, words)), **keywords)
+
+    return run
 
 
 @pytest.fixture
@@ -154,6 +170,21 @@ def refused(command, tmp_path):
         return result.err
 
     return run
+
+
+@pytest.fixture
+def failure(capsys):
+    """failure(function, ...) is the line with which the call ends the program."""
+
+    def call(function, *inputs, **keywords) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            function(*inputs, **keywords)
+        err = capsys.readouterr().err
+        assert exit.value.code == 2 and err.count("\n") == 1, err
+        return err
+
+    return call
 
 
 def scalars(folder: Path) -> dict:
@@ -204,18 +235,34 @@ def hand_stepped(env_id, seed, actions):
         obs = env.reset()[0] if terminated or truncated else next_obs
 
 
-def calls(monkeypatch, owner, name) -> list:
-    """Of every call of owner.name from now on the arguments, by name."""
-    seen, original = [], getattr(owner, name)
-    signature = inspect.signature(original)
-    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+def before(monkeypatch, owner, name, look):
+    """Every call of owner.name from now on goes to `look` first."""
+    original = getattr(owner, name)
 
     def spied(*inputs, **keywords):
+        look(*inputs, **keywords)
+        return original(*inputs, **keywords)
+
+    monkeypatch.setattr(owner, name, spied)
+
+
+def calls(monkeypatch, owner, name) -> list:
+    """Of every call of owner.name from now on the arguments, by name."""
+    seen, signature = [], inspect.signature(getattr(owner, name))
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+
+    def look(*inputs, **keywords):
         arguments = signature.bind(*inputs, **keywords).arguments
         for key in [key for key in arguments if kinds[key] is inspect.Parameter.VAR_KEYWORD]:
             arguments |= arguments.pop(key)
         seen.append(arguments)
-        return original(*inputs, **keywords)
 
-    monkeypatch.setattr(owner, name, spied)
+    before(monkeypatch, owner, name, look)
     return seen
+
+
+def randomise(module, std=0.5):
+    """No parameter is small after it, biases included, so that no mistake hides behind a zero."""
+    for p in module.parameters():
+        torch.nn.init.normal_(p, std=std)
+    return module

@@ -354,12 +354,8 @@ register("ShortCarRacing-v0", CAR, max_episode_steps=20)
 
 ACTIONS = {  # by name an action space that some script does not expect
     "Int8": Discrete(3, dtype=np.int8),
-    "Int32": Discrete(3, dtype=np.int32),
     "UInt8": Discrete(2, start=200, dtype=np.uint8),
     "Int32Start": Discrete(3, start=-1, dtype=np.int32),
-    "Start": Discrete(4, start=-7),
-    "Float16": Box(-1, 1, (2,), np.float16),
-    "Float64": Box(np.array([-0.1, 0.1]), np.array([0.1, 0.7]), dtype=np.float64),
     "Matrix": Box(-0.3, 0.7, (2, 2), np.float64),
     "LargeFloat16": Box(-6e4, 6e4, (1,), np.float16),
     "Lopsided": Box(np.float16([-0.1, 3]), np.float16([0.3, 1e4]), dtype=np.float16),
@@ -400,7 +396,6 @@ register("Film-v0", Film)
 for kind in (Program, Born, Handles, Hanging):
     register(f"{kind.__name__}-v0", kind)
 register("Buggy-v0", Buggy)
-register("BornBox-v0", Born, kwargs={"space": ONE})
 for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
 SPACES = {
@@ -411,7 +406,9 @@ SPACES = {
     "EmptyParts": Dict(a=Box(0, 1, (0,))),
     "EmptyPicture": Box(0, 255, (0, 48, 3), np.uint8),
     "Sentence": Sequence(Discrete(3)),
-    "Missions": Dict(image=Box(0, 255, (7, 7, 3), np.uint8), mission=Mission()),
+    "Missions": Dict(  # MiniGrid's
+        image=Box(0, 255, (7, 7, 3), np.uint8), direction=Discrete(4), mission=Mission()
+    ),
     "Board": Box(0, 2, (8, 8), np.uint8),
     "FloatImage": Box(0, 1, (48, 48, 3), np.float32),
     "Cockpit": Dict(camera=Box(0, 255, (48, 44, 3), np.uint8), speed=Box(-1, 1, (1,), np.float32)),

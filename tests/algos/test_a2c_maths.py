@@ -128,17 +128,6 @@ def test_rmsprop_leaves_alone_what_the_loss_did_not_use():
     assert (used < 2).all() and (unused == 2).all()
 
 
-def test_the_squares_that_rmsprop_remembers_are_saved():
-    parameter = nn.Parameter(torch.zeros(3))
-    optimizer = a2c.RMSpropTF([parameter], lr=0.1, alpha=0.9, eps=1e-5)
-    parameter.grad = torch.tensor([1.0, 2.0, 3.0])
-    optimizer.step()
-    other = a2c.RMSpropTF([nn.Parameter(torch.zeros(3))], lr=0.1, alpha=0.9, eps=1e-5)
-    other.load_state_dict(optimizer.state_dict())
-    (state,) = other.state.values()
-    torch.testing.assert_close(state["square_avg"], 0.9 + 0.1 * torch.tensor([1.0, 4.0, 9.0]))
-
-
 def loss_by_hand(weights, batch, ent_coef, vf_coef):
     """The objective in NumPy, sample by sample, from the parameters by name."""
     total = 0.0
@@ -181,32 +170,6 @@ def test_update_follows_the_gradient_of_the_loss():
     errors, returns = arrays["returns"] - arrays["values"], arrays["returns"]
     explained = 1 - np.var(errors) / np.var(returns)
     assert scalars["losses/explained_variance"] == pytest.approx(explained)
-
-
-def test_losses_by_hand():
-    log_probs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -5.0])
-    assert a2c.policy_gradient_loss(log_probs, advantages).item() == -(-3 + 10) / 2
-    values, returns = torch.tensor([3.0, 1.0]), torch.tensor([4.0, -1.0])
-    assert a2c.squared_error_loss(values, returns).item() == 0.5 * (1 + 4) / 2
-    for loss in (a2c.policy_gradient_loss, a2c.squared_error_loss):
-        with pytest.raises(AssertionError):
-            loss(values, returns[:, None])
-
-
-def test_lambda_1_gives_the_n_step_returns_of_a3c():
-    """R <- r + gamma R, backwards from the value of what follows the rollout's last step."""
-    agent, args = make_agent(a2c), a2c.Args(**SIZES, gamma=0.9, gae_lambda=1.0)
-    buffer = fill_buffer(a2c, agent, np.random.default_rng(3))
-    batch, _ = a2c.rollout_batch(agent, buffer, args, np.zeros(ENVS))
-    next_values = agent.value(torch.tensor(buffer["next_obs"]).double()).tolist()
-    following = list(next_values[-1])
-    for t in reversed(range(STEPS)):
-        for env in range(ENVS):
-            if buffer["terminated"][t, env] or buffer["truncated"][t, env]:
-                following[env] = next_values[t][env]
-            bootstrap = 0 if buffer["terminated"][t, env] else following[env]
-            following[env] = buffer["rewards"][t, env] + 0.9 * bootstrap
-            assert batch["returns"][t * ENVS + env].item() == pytest.approx(following[env])
 
 
 @pytest.mark.parametrize("script", [ppo, a2c])

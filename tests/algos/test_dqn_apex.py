@@ -4,12 +4,9 @@ Where Ray is missing a stand-in calls the actors in this process; what needs Ray
 """
 
 import contextlib
-import os
+import json
 import pickle
-import signal
-import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import dqn
@@ -17,7 +14,7 @@ import dqn_apex
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, curves, env_seeds, new_run, only_run, stopped, train
+from conftest import ROOT, before, curves, env_seeds, new_run, only_run, stopped, train, wait_for
 from gymnasium.spaces import Box, Discrete
 from test_runs import TINY
 
@@ -187,22 +184,6 @@ def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
     assert ends[0].any() and (ends[1] & ~ends[0]).any()
 
 
-def test_first_priorities_of_distributions_are_cross_entropies():
-    args = dqn_apex.Args(n_step=2, **C51)
-    torch.manual_seed(0)
-    network = dqn.QNetwork(args, SPACE, 4)
-    stream = Stream(1, network, n_step=2, gamma=args.gamma, **C51)
-    errors = stream.fragment()[1]
-    obs, actions, rewards, terminated, _, successors = stream.steps[-1]
-    batch = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": successors}
-    batch |= {"terminated": terminated, "discounts": np.full(ENVS, args.gamma, np.float32)}
-    batch = {name: torch.as_tensor(x) for name, x in batch.items()}
-    for env in range(ENVS):
-        row = {name: x[env : env + 1] for name, x in batch.items()}
-        loss, _, _ = dqn.c51_losses(network, network, row, args)
-        assert errors[-1, env] == pytest.approx(loss.item(), rel=1e-5)
-
-
 class Filled:
     """A buffer with the fragments of three actors, and where each of its steps comes from."""
 
@@ -237,9 +218,8 @@ def test_steps_of_two_actors_are_never_taken_for_one_episode(order, n_step):
     buffer, rng = filled.buffer, np.random.default_rng(0)
     batch = buffer.sample(400, n_step, 0.5, rng)
     for k, (step, env) in enumerate(zip(*buffer.drawn, strict=True)):
-        (obs, actions, *_), (rewards, discount, over, next_obs) = filled.expected(
-            step, env, n_step, 0.5
-        )
+        (obs, actions, *_), after = filled.expected(step, env, n_step, 0.5)
+        rewards, discount, over, next_obs = after
         np.testing.assert_array_equal(batch["obs"][k], obs[env])
         assert batch["actions"][k] == actions[env]
         assert batch["rewards"][k] == pytest.approx(rewards, rel=1e-5, abs=1e-5)
@@ -257,23 +237,6 @@ def test_each_step_has_the_priority_its_actor_gave_it(order):
         for env in range(ENVS):
             priority = buffer.tree[buffer.leaves(step, env)]
             assert priority == pytest.approx(filled.errors[step][env] + 1e-6)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_an_actor_in_the_place_of_a_dead_one_does_not_go_on_with_its_episodes(restarted):
-    """The newest step of the dead one is followed by other episodes, though of the same actor. To
-    the buffer it is the same if they are not: it ends all episodes with a fragment.
-    """
-    buffer, stream = new_buffer(30), Stream(actor=0)
-    dqn_apex.add_fragment(buffer, *stream.fragment())
-    newest = buffer.total - 1
-    *_, terminated, truncated, successor = stream.steps[-1]
-    assert not (terminated | truncated).all()
-    dqn_apex.add_fragment(buffer, *(Stream(actor=0, seed=1) if restarted else stream).fragment())
-    assert (buffer.truncated[newest] | buffer.terminated[newest]).all()
-    assert buffer.terminated[newest].tolist() == terminated.tolist()
-    for env in np.flatnonzero(~terminated):
-        np.testing.assert_array_equal(buffer.final_obs[newest, env], successor[env])
 
 
 def test_a_fragment_that_is_longer_than_the_buffer_fills_it(fake):
@@ -338,14 +301,9 @@ def test_an_actor_acts_by_the_weights_and_epsilon_it_is_sent():
 
 
 def test_no_two_actors_play_the_same_nor_what_evaluations_play(monkeypatch):
-    seeds, reset = [], dqn.reset
-
-    def spy(envs, *entropy):
-        seeds.append(tuple(env_seeds(envs.num_envs, *entropy)))
-        return reset(envs, *entropy)
-
-    monkeypatch.setattr(dqn, "reset", spy)
-    actions = set()
+    seeds, actions = [], set()
+    look = lambda envs, *entropy: seeds.append(tuple(env_seeds(envs.num_envs, *entropy)))  # noqa: E731
+    before(monkeypatch, dqn, "reset", look)
     for index in range(5):
         for step in (0, 1, 2):
             actor = small_actor(index)
@@ -390,9 +348,8 @@ def test_else_the_first_to_come_is_the_first_to_be_used(fake):
     calls, order = collected(fake, 3, 0, 96, broadcast_frequency=8)
     assert order[:3] == [(2, 16), (2, 24), (2, 32)] and len(order) == 12
     assert fake.most_pending == 6  # two requests for each, and never more than are needed
-    assert [[begins for *_, begins in of_one] for of_one in calls] == [
-        [True] + [False] * (len(of_one) - 1) for of_one in calls
-    ]
+    for of_one in calls:
+        assert [begins for *_, begins in of_one] == [True] + [False] * (len(of_one) - 1)
 
 
 def test_steps_of_a_lost_actor_are_played_by_others(fake, capsys):
@@ -477,9 +434,8 @@ def test_a_run_in_lockstep_repeats_and_goes_on_where_it_was_stopped(fake, switch
 
 def test_a_free_run_replaces_actors_and_takes_all_steps(fake):
     run = train(dqn_apex, **SHORT | dict(lockstep=False))
-    assert run.step_count == 512 and fake.options == [
-        {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
-    ]
+    replaced = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
+    assert run.step_count == 512 and fake.options == [replaced]
 
 
 @pytest.mark.parametrize("n, scored", [(1, {0}), (2, {1}), (3, {2}), (4, {2, 3}), (6, {4, 5})])
@@ -492,15 +448,8 @@ def test_curves_show_those_that_explore_least(fake, n, scored, monkeypatch):
         return rows, errors, [(100 + self.index, 1)]
 
     monkeypatch.setattr(dqn_apex.Actor, "collect", marked)
-    shown = []
-    end_iteration = dqn.Run.end_iteration
-
-    def spy(run, scalars):
-        shown.extend(run.finished)
-        run.finished.clear()
-        return end_iteration(run, scalars)
-
-    monkeypatch.setattr(dqn.Run, "end_iteration", spy)
+    shown = set()
+    before(monkeypatch, dqn.Run, "end_iteration", lambda run, _: shown.update(run.finished))
     train(dqn_apex, **SHORT | dict(num_actors=n))
     assert {value - 100 for value, _ in shown} == scored
 
@@ -528,7 +477,7 @@ def test_the_share_of_time_that_the_learner_waits_is_shown(fake, monkeypatch):
 @pytest.mark.parametrize("ends", [None, KeyboardInterrupt, ConnectionError])
 def test_environments_of_actors_are_closed_however_a_run_ends(fake, monkeypatch, ends):
     """And those of before a checkpoint, when new ones are made."""
-    opened, closed, make_envs, end_iteration = [], [], dqn.make_envs, dqn.Run.end_iteration
+    opened, closed, make_envs = [], [], dqn.make_envs
 
     def make(*arguments):
         envs = make_envs(*arguments)
@@ -540,11 +489,10 @@ def test_environments_of_actors_are_closed_however_a_run_ends(fake, monkeypatch,
     def interrupted(run, scalars):
         if ends and run.step_count > 400:
             raise ends
-        return end_iteration(run, scalars)
 
     run = new_run(dqn_apex, **SHORT)  # with environments of its own
     monkeypatch.setattr(dqn, "make_envs", make)
-    monkeypatch.setattr(dqn.Run, "end_iteration", interrupted)
+    before(monkeypatch, dqn.Run, "end_iteration", interrupted)
     with pytest.raises(ends) if ends else contextlib.nullcontext():
         dqn_apex.train(run.args, run)
     assert len(opened) == 6 and sorted(closed) == sorted(opened)  # three actors, two periods
@@ -572,63 +520,44 @@ def test_an_environment_that_an_actor_cannot_make_ends_the_run(fake, monkeypatch
 @pytest.mark.parametrize("address", [None, "HEAD:6379"])
 def test_only_other_machines_get_a_copy_of_the_folder(fake, address, monkeypatch):
     """Here actors find an environment's module as the script does: by PYTHONPATH and folder."""
-    monkeypatch.setattr(
-        dqn_apex.socket, "create_connection", lambda *_, **__: SimpleNamespace(close=int)
-    )
+    answers = lambda *_, **__: SimpleNamespace(close=int)  # noqa: E731
+    monkeypatch.setattr(dqn_apex.socket, "create_connection", answers)
     new_run(dqn_apex, **SHORT, ray=address)
     where, settings = fake.initialised
     assert where == (address or "local",) and ("runtime_env" in settings) == (address is not None)
 
 
 @pytest.mark.parametrize("missing", ["ray", "cluster", "cores"])
-def test_what_is_not_there_is_said_in_a_line(fake, missing, monkeypatch, tmp_path, capsys):
+def test_what_is_not_there_is_said_in_a_line(fake, missing, monkeypatch, tmp_path, failure):
     if missing == "ray":
         monkeypatch.setattr(dqn_apex, "ray", None)
     address = "ray://127.0.0.1:1" if missing == "cluster" else None
-    with pytest.raises(SystemExit) as stop:
-        new_run(dqn_apex, num_actors=9 if missing == "cores" else 2, ray=address)
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+    said = failure(new_run, dqn_apex, num_actors=9 if missing == "cores" else 2, ray=address)
     words = {"ray": "requirements-ray.txt", "cores": "num_actors=9", "cluster": "ray://127.0.0.1:1"}
-    assert words[missing] in err
-
-
-LOCKSTEP = "--lockstep --num-actors 2 --total-timesteps 2000 --checkpoint-frequency 800".split()
-
-
-def command(*flags):
-    return [sys.executable, str(ROOT / "algos" / "dqn_apex.py"), *map(str, flags)]
-
-
-def hash_of(output):
-    return output.split("run hash")[1].split()[0]
+    assert words[missing] in said and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, tmp_path):
+def test_on_ray_a_killed_learner_resumes_to_the_end_of_the_stand_in(fake, start, tmp_path):
     """In lockstep: the same with processes as without, and after a SIGKILL."""
     pytest.importorskip("ray")
     settings = dict(num_actors=2, total_timesteps=2000, checkpoint_frequency=800, lockstep=True)
     expected = train(dqn_apex, **settings, runs_dir="stand-in").hash()
-    whole = subprocess.run(
-        command(*LOCKSTEP, "--runs-dir", "whole"), capture_output=True, text=True
-    )
-    assert whole.returncode == 0, whole.stderr
-    assert hash_of(whole.stdout) == expected
 
     def second_checkpoint():
         found = list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
         return found and torch.load(found[0], weights_only=True)["step"] >= 800
 
-    with subprocess.Popen(command(*LOCKSTEP)) as process:
-        while process.poll() is None and not second_checkpoint():
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
+    process = start(
+        "dqn_apex", "--num-actors 2 --total-timesteps 2000 --checkpoint-frequency 800 --lockstep"
+    )
+    wait_for(lambda: second_checkpoint() or process.poll() is not None)
+    process.kill()
+    process.wait()
     folder = only_run(tmp_path)
     assert not (folder / "result.json").exists()
-    resumed = subprocess.run(command("--resume", folder), capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
-    assert hash_of(resumed.stdout) == expected
+    assert start("dqn_apex", "--resume", folder).wait() == 0, (tmp_path / "err").read_text()
+    assert json.loads((folder / "result.json").read_text())["run_hash"] == expected
 
 
 @pytest.fixture
@@ -657,15 +586,7 @@ def test_on_ray_an_actor_that_dies_is_replaced(ray, monkeypatch):
     run = train(dqn_apex, **settings, gradient_steps=1)
     assert run.step_count == 6000
     of_one = [(n, *fragment) for n, (actor, *fragment) in enumerate(came) if actor == 1]
-    begins = [  # where an actor's fragment does not go on where its last one ended
-        n
-        for (n, obs, _), (*_, ended_with) in zip(of_one[1:], of_one, strict=False)
-        if not np.array_equal(obs, ended_with)
-    ]
+    pairs = zip(of_one[1:], of_one, strict=False)
+    # where an actor's fragment does not go on where its last one ended
+    begins = [n for (n, obs, _), (*_, end) in pairs if not np.array_equal(obs, end)]
     assert len(begins) == 1 and begins[0] > 19 and sum(n > begins[0] for n, *_ in of_one) > 2
-
-
-@pytest.mark.slow
-def test_on_ray_it_learns(ray):
-    run = train(dqn_apex, num_actors=2)
-    assert run.evaluate().mean() > 400

@@ -9,7 +9,7 @@ import dqn_mask
 import numpy as np
 import pytest
 import torch
-from conftest import new_run, train
+from conftest import new_run, randomise, train
 from test_ppo_mask import BATCH, K, N, observations
 from test_runs import TINY
 
@@ -22,23 +22,7 @@ ENVS = {"Masked-v0": 0, "Embedded-v0": K}
 
 
 def random_network(env_id, **settings):
-    """With weights that are not small, biases included."""
-    network = new_run(dqn_mask, env_id=env_id, **settings).agent
-    for p in network.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    return network
-
-
-class Table(dqn_mask.QNetwork):
-    """Logits are what the observation says after its mask, times `sign`: (batch, N, atoms)."""
-
-    def __init__(self, n_atoms=1, sign=1):
-        torch.nn.Module.__init__(self)
-        self.device, self.n, self.k, self.n_atoms = torch.device("cpu"), N, 0, n_atoms
-        self.support, self.sign = torch.tensor([-2.0, 1.0, 4.0]), sign
-
-    def logits(self, obs):
-        return self.sign * obs[:, N:].reshape(len(obs), N, self.n_atoms)
+    return randomise(new_run(dqn_mask, env_id=env_id, **settings).agent, std=0.3)
 
 
 def loss_of(online, target, batch, args):
@@ -47,52 +31,6 @@ def loss_of(online, target, batch, args):
     losses, _, _ = losses_of(online, target, batch, args)
     assert losses.shape == batch["rewards"].shape
     return losses.mean().item()
-
-
-def batch_of(next_mask, next_logits, **others):
-    """One step whose action, 3, has logits 0 and is the only valid one there."""
-    mask = np.arange(N) == 3
-    obs = np.concatenate([mask, np.zeros(np.size(next_logits))])[None]
-    next_obs = np.concatenate([next_mask, np.ravel(next_logits)])[None]
-    batch = {"obs": obs, "next_obs": next_obs, "rewards": np.zeros(1), "discounts": [0.9]}
-    batch = {k: torch.as_tensor(np.float32(x)) for k, x in batch.items()}
-    return batch | {"actions": torch.tensor([3]), "terminated": torch.tensor([False])} | others
-
-
-NEXT_MASK, NEXT_Q = [0, 1, 1, 0, 0], [5.0, 1.0, -2.0, 3.0, 4.0]
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_the_target_of_an_action_is_that_of_the_best_valid_one(double):
-    """gamma 0.9, reward 0, Q 1 of the best valid action, 5 of another: 0.9, not 4.5."""
-    args, batch = dqn_mask.Args(loss="mse", double=double), batch_of(NEXT_MASK, NEXT_Q)
-    assert loss_of(Table(), Table(), batch, args) == pytest.approx(0.9**2)
-    # an online network of the opposite opinion: the worst of the valid, if it is the one to choose
-    loss = loss_of(Table(sign=-1), Table(), batch, args)
-    assert loss == pytest.approx((-2 * 0.9) ** 2 if double else 0.9**2)
-    batch["terminated"] = torch.tensor([True])
-    assert loss_of(Table(), Table(), batch, args) == 0
-
-
-def test_c51_compares_q_and_not_logits():
-    """Both valid actions have a Q below 1. Masked logits of an invalid one, -1e8 for each atom,
-    would be a uniform distribution, whose mean is 1, and win.
-    """
-    logits = np.full((N, 3), -30.0)
-    logits[[0, 1, 2, 3, 4], [2, 0, 0, 2, 2]] = 30.0
-    logits[2, 1] = 30.0  # action 2: half at -2, half at 1
-    args = dqn_mask.Args(double=False, **C51)
-    batch = batch_of(NEXT_MASK, logits)
-    network, next_obs = Table(n_atoms=3), batch["next_obs"]
-    assert network.best_actions(network(next_obs), next_obs).tolist() == [2]
-    loss = loss_of(network, network, batch, args)
-    assert loss == pytest.approx(np.log(3))  # against a uniform one, whatever the target
-    batch["obs"][0, N:] = torch.tensor(np.tile([0.0, 0.0, 1.0], N))
-    loss = loss_of(network, network, batch, args)
-    # 0.9 * (-2, 1): -1.8 lies between -2 and 1, 1/15 of the way; 0.9 does, 29/30 of it
-    target = np.array([14 / 15 + 1 / 30, 1 / 15 + 29 / 30, 0]) / 2
-    log_probs = np.log(np.array([1, 1, np.e]) / (2 + np.e))
-    assert loss == pytest.approx(-(target * log_probs).sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("env_id, k", ENVS.items())
@@ -165,7 +103,7 @@ def test_of_100_000_actions_none_is_invalid(env_id, k, epsilon):
 
 def test_random_actions_are_uniform_over_the_valid_ones():
     masks = np.float32([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
-    network, rng = Table(), np.random.default_rng(2)
+    network, rng = random_network("Masked-v0"), np.random.default_rng(2)
     drawn = network.random_actions(np.repeat(masks, 30_000, axis=0), rng)
     for mask, actions in zip(masks, drawn.reshape(4, -1), strict=True):
         shares = np.bincount(actions, minlength=N) / 30_000

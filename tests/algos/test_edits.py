@@ -4,7 +4,6 @@ An edit is a text that occurs once in a script, and what a reader would put in i
 """
 
 import math
-import re
 import sys
 import types
 from collections import Counter
@@ -44,21 +43,6 @@ ADAMS = {
     "td3": "torch.optim.Adam(agent.critics.parameters(), **adam)",
 }
 LOOP = "while step < args.total_timesteps:\n"
-OWN_MODULE = '''class Own(nn.Module):
-    """No nn.Sequential in it, a parameter that is no layer's, and a shortcut."""
-
-    def __init__(self, num_inputs, num_outputs):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(num_inputs))
-        self.wide, self.narrow = nn.Linear(num_inputs, 32), nn.Linear(32, num_outputs)
-        self.shortcut = nn.Linear(num_inputs, num_outputs)
-
-    def forward(self, obs):
-        x = torch.sin(self.scale * obs)
-        return self.narrow(self.wide(x).relu()) + self.shortcut(x)
-
-
-'''
 
 
 @pytest.fixture
@@ -96,6 +80,24 @@ def finished(run):
 
 def trained(module, **settings):
     return finished(begun(module, **settings))
+
+
+def assert_resumes(module, **settings):
+    """A run that is stopped after its checkpoint ends as one that is not, which is returned."""
+    whole = trained(module, **settings)
+    run = stopped(begun(module, **settings), module.train, after=200)
+    torch.rand(3)  # what dropout draws from goes on where it was
+    resumed = loaded(run, "--resume")
+    module.train(resumed.args, resumed)
+    assert resumed.hash() == whole.hash() != run.hash()
+    return whole
+
+
+def loaded(run, flag):
+    """Another run of the same module, by --resume or --evaluate."""
+    module = run.module
+    args = module.parse_args(run.name, module.RunArgs, [flag, str(run.folder)])
+    return module.Run(run.name, args, module.make_agent, module.evaluation_policy)
 
 
 def moved(run, part="") -> dict:
@@ -144,11 +146,9 @@ def assert_evaluations_repeat(run):
     run.agent.train()
     returns = run.evaluate()
     assert np.array_equal(run.evaluate(), returns)
-    module, flags = run.module, ["--evaluate", str(run.folder)]
-    args = module.parse_args(run.name, module.RunArgs, flags)
-    loaded = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
-    assert loaded.hash() == run.hash()
-    assert np.array_equal(loaded.evaluate(), returns)
+    again = loaded(run, "--evaluate")
+    assert again.hash() == run.hash()
+    assert np.array_equal(again.evaluate(), returns)
 
 
 # --- networks -------------------------------------------------------------------------------------
@@ -166,31 +166,6 @@ def test_another_sequential(script, edited):
     hidden = F.silu(F.layer_norm(F.linear(x, *arrays[:2]), (32,), *arrays[2:4]))
     outputs = F.linear(hidden, *arrays[4:])
     torch.testing.assert_close(network(run)(x), outputs.tanh() if script == "td3" else outputs)
-    assert_evaluations_repeat(run)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_module_of_ones_own(script, edited):
-    of_agent = "class QNetwork(nn.Module):" if script == "dqn" else "class Agent(nn.Module):"
-    own = of_agent, OWN_MODULE + of_agent
-    run = begun(edited(script, own, replace_network(script, "Own(IN, OUT)")))
-    (layer,) = (m for m in run.agent.modules() if type(m).__name__ == "Own")
-    calls = watch(layer)
-    finished(run)
-    assert all(moved(run).values()), moved(run)
-    assert_acts_in_one_mode_and_learns_in_the_other(calls)
-    assert_evaluations_repeat(run)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_spectral_norm(script, edited):
-    code = "NET[0] = nn.utils.parametrizations.spectral_norm(NET[0])"
-    run = trained(edited(script, change_network(script, code)))
-    assert all(moved(run, "original").values()), moved(run)
-    layer = network(run)[0].eval()
-    original, norm = layer.parametrizations.weight.original, layer.parametrizations.weight[0]
-    torch.testing.assert_close(layer.weight, original / (norm._u @ original @ norm._v))
-    assert 0.95 < torch.linalg.matrix_norm(layer.weight, 2) < 1.15  # a power iteration a call
     assert_evaluations_repeat(run)
 
 
@@ -231,14 +206,7 @@ def test_dropout_is_for_learning_alone(script, edited):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_run_with_dropout_resumes(script, edited):
     module = edited(script, change_network(script, "NET.insert(2, nn.Dropout(0.5))"))
-    settings = {"checkpoint_frequency": 256 if script == "ppo" else 160}
-    whole = trained(module, **settings)
-    run = stopped(begun(module, **settings), module.train, after=200)
-    torch.rand(3)  # what dropout draws from goes on where it was
-    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
-    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
-    module.train(resumed.args, resumed)
-    assert resumed.hash() == whole.hash() != run.hash()
+    assert_resumes(module, checkpoint_frequency=256 if script == "ppo" else 160)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -315,29 +283,11 @@ def test_a_scheduler_of_torch_resumes(edited):
         (start, f"    {cosine}\n{start}scheduler=scheduler, "),
         (end, f"        scheduler.step()\n{end}"),
     )
-    settings = {"checkpoint_frequency": 256, "anneal_lr": False, "num_steps": 16}
-    whole = trained(module, **settings)
+    whole = assert_resumes(module, checkpoint_frequency=256, anneal_lr=False, num_steps=16)
     rates = [group["lr"] for group in whole.parts["optimizer"].param_groups]
     updates = whole.step_count // whole.args.iteration_steps
     expected = whole.args.learning_rate * (1 + math.cos(math.pi * updates / 6)) / 2
     assert rates == [pytest.approx(expected)] and updates == 4
-    run = stopped(begun(module, **settings), module.train, after=200)
-    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
-    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
-    module.train(resumed.args, resumed)
-    assert resumed.hash() == whole.hash() != run.hash()
-
-
-@pytest.mark.parametrize("script", ["ppo", "a2c", "dqn"])
-def test_a_rate_by_numpy_can_be_resumed(script, edited):
-    scale = "rate * remaining", "rate * 0.5 * (1 - np.cos(np.pi * remaining))"
-    module = edited(script, scale)
-    whole = trained(module)
-    run = stopped(begun(module, checkpoint_frequency=200), module.train, after=300)
-    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
-    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
-    resumed.module = module
-    assert finished(resumed).step_count == whole.step_count
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -359,50 +309,6 @@ def test_all_that_the_actor_s_optimizer_holds_gets_a_gradient(edited):
     )
     run = trained(module)
     assert all(moved(run).values()) and "scale" in moved(run)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_sgd_takes_steps_as_long_as_the_clipped_gradient(script, edited, monkeypatch):
-    sgd = re.sub(r"Adam\((\S+),.*", r"SGD(\1, lr=0.5)", ADAMS[script])
-    edits = [(ADAMS[script], sgd)]
-    if script == "td3":  # which does not clip
-        clipping = "nn.utils.clip_grad_norm_(agent.critics.parameters(), 1e-3)"
-        edits.append(("sum(losses).backward()", f"sum(losses).backward(); {clipping}"))
-    settings = {} if script == "td3" else {"max_grad_norm": 1e-3, "anneal_lr": False}
-    run = begun(edited(script, *edits), **settings)
-    optimizer_steps = []
-    torch_step = torch.optim.SGD.step
-
-    def step(optimizer, *args):
-        before = [p.detach().clone() for g in optimizer.param_groups for p in g["params"]]
-        torch_step(optimizer, *args)
-        after = [p.detach() for g in optimizer.param_groups for p in g["params"]]
-        squares = [(a - b).double().pow(2).sum() for a, b in zip(after, before, strict=True)]
-        optimizer_steps.append(math.sqrt(sum(squares)))
-
-    monkeypatch.setattr(torch.optim.SGD, "step", step)
-    run.module.train(run.args, run)
-    # the gradients are larger than their bound, so each step is as long as it may be
-    assert len(optimizer_steps) > 9
-    assert np.allclose(optimizer_steps, 0.5e-3, rtol=0.02), optimizer_steps
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_term_added_to_the_loss(script, edited):
-    before, penalised = {
-        "ppo": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
-        "a2c": ("loss = policy_loss + args.vf_coef * v_loss\n", "agent"),
-        "dqn": ("loss = losses.mean()\n", "q_network"),
-        "td3": ("sum(losses).backward()\n", "agent.critics"),
-    }[script]
-    penalty = f"1e3 * sum(p.pow(2).sum() for p in {penalised}.parameters())"
-    after = before.replace("\n", f" + {penalty}\n")
-    if script == "td3":
-        after = f"(sum(losses) + {penalty}).backward()\n"
-    run, plain = trained(edited(script, (before, after))), trained(edited(script))
-    part = "critics" if script == "td3" else "weight"
-    sizes = [sum(np.square(r.arrays()[k]).sum() for k in moved(r, part)) for r in (run, plain)]
-    assert sizes[0] < 0.97 * sizes[1], sizes
 
 
 @pytest.mark.parametrize(
@@ -463,44 +369,6 @@ def test_a_deviation_that_depends_on_the_state(edited):
     log_probs, entropies, _ = run.agent.evaluate_actions(batch)
     torch.testing.assert_close(log_probs, expected)
     torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
-
-
-def test_squashed_actions(edited):
-    greedy = "            return outputs.argmax(dim=1) if self.discrete else outputs\n"
-    log_prob = """        actions = actions.clamp(-0.999999, 0.999999)
-        unbounded = torch.atanh(actions)
-        log_prob, entropy = gaussian_log_prob_and_entropy(outputs, self.log_std, unbounded)
-        return log_prob - torch.log(1 - actions**2).sum(dim=1), entropy
-"""
-    module = edited(
-        "ppo",
-        (greedy, greedy.replace("else outputs", "else outputs.tanh()")),
-        (NOISY, NOISY.replace("return ", "return torch.tanh(").replace("noise", "noise)")),
-        (LOG_PROB, log_prob),
-    )
-    run = trained(module, env_id="Pendulum-v1", log_std_init=-0.5)
-    assert moved(run)["log_std"]
-    obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
-    with torch.no_grad():
-        means, std = run.agent(obs).double()[:, 0], run.agent.log_std.exp().double()
-        actions = torch.tensor([[0.4], [-0.7]])
-        log_probs = run.agent.evaluate_actions({"obs": obs, "actions": actions})[0]
-
-    def cdf(actions):  # of tanh(mean + std * noise)
-        return 0.5 * (1 + torch.erf((torch.atanh(actions) - means) / std / math.sqrt(2)))
-
-    x = actions.double()[:, 0]
-    density = (cdf(x + 1e-5) - cdf(x - 1e-5)) / 2e-5
-    torch.testing.assert_close(log_probs.exp().double(), density, rtol=1e-4, atol=0)
-    # and such actions are drawn
-    drawn = run.agent.act(obs.numpy().repeat(20_000, axis=0), np.random.default_rng(0))
-    drawn = torch.as_tensor(drawn).double().reshape(2, -1)
-    assert drawn.abs().max() < 1
-    for point in (-0.5, 0.0, 0.5):
-        share = (drawn < point).double().mean(dim=1)
-        torch.testing.assert_close(share, cdf(torch.tensor(point).double()), atol=0.02, rtol=0)
-    np.testing.assert_allclose(run.agent.act(obs.numpy(), None, True)[:, 0], means.tanh(), 1e-6)
-    assert_evaluations_repeat(run)
 
 
 # --- what acts is what learns ---------------------------------------------------------------------
@@ -630,49 +498,17 @@ def test_an_edited_actor_acts_by_what_it_learns(edited):
 # --- what it does when ----------------------------------------------------------------------------
 
 
-def test_boltzmann_exploration(edited):
-    source = (ROOT / "algos" / "dqn.py").read_text()
-    start = source.index("        explore = rng.random(len(obs)) < epsilon\n")
-    epsilon_greedy = source[start : source.index("def make_agent")]
-    module = edited(
-        "dqn",
-        (
-            epsilon_greedy,
-            "        q_values = self(torch.as_tensor(obs, device=self.device)).cpu().numpy()\n"
-            "        noise = rng.gumbel(size=q_values.shape)\n"
-            "        return (q_values + epsilon * noise).argmax(axis=1)\n\n\n",
-        ),
-    )
-    run = trained(module)
-    assert all(moved(run).values())
-    assert trained(module).hash() == run.hash() != trained(edited("dqn")).hash()
-    obs = np.float32([[0.01, -0.02, 0.03, 0.04]])
-    with torch.no_grad():
-        q_values = run.agent(torch.as_tensor(obs))
-        temperature = 2 * (q_values.max() - q_values.min()).item()
-    actions = run.agent.act(obs.repeat(20_000, axis=0), temperature, np.random.default_rng(0))
-    share = torch.softmax(q_values / temperature, dim=1)[0, 1].item()
-    assert 0.3 < share < 0.7 and abs(share - 0.5) > 0.05
-    assert actions.mean() == pytest.approx(share, abs=0.015)
-    assert_evaluations_repeat(run)  # at temperature 0
-
-
 def test_four_updates_a_step_by_the_loop(edited):
     """UTD 4, as everybody writes it: the same as --gradient-steps 4, and resumed exactly."""
     loop = "for _ in range(args.gradient_steps * learned_from):"
     module = edited("td3", (loop, "for _ in range(4 * args.num_envs):"))
     # by steps 130 and 160 there were 120 and 240 updates: a policy's turn comes every seventh
     settings = {"num_envs": 2, "policy_frequency": 7, "checkpoint_frequency": 130}
-    whole = trained(module, **settings)
+    whole = assert_resumes(module, **settings)
     updates = 4 * (whole.args.total_timesteps - whole.args.learning_starts)
     steps = {int(state["step"]) for state in whole.parts["critic_optimizer"].state.values()}
     assert steps == {updates} and whole.step_count == whole.args.total_timesteps
     assert trained(td3, gradient_steps=4, **settings).hash() == whole.hash()
-    run = stopped(begun(module, **settings), module.train, after=200)
-    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
-    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
-    module.train(resumed.args, resumed)
-    assert resumed.hash() == whole.hash() != run.hash()
 
 
 def test_a_loop_of_another_length_is_saved_as_often(edited):
@@ -681,29 +517,8 @@ def test_a_loop_of_another_length_is_saved_as_often(edited):
     module = edited("ppo", (step, "    run.step(agent.to_env(actions))\n" * 2 + step))
     run = begun(module, total_timesteps=3072, checkpoint_frequency=1024)
     run = stopped(run, module.train, after=1500)  # rollouts of 768 steps
-    args = module.parse_args(run.name, module.RunArgs, ["--resume", str(run.folder)])
-    resumed = module.Run(run.name, args, module.make_agent, module.evaluation_policy)
+    resumed = loaded(run, "--resume")
     assert resumed.start(agent=resumed.agent, optimizer=run.parts["optimizer"]) == 1536
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_scalar_of_ones_own_is_in_tensorboard(script, edited):
-    before, after = {
-        "dqn": ('run.end_iteration({"charts', 'run.end_iteration({"mine/step": step, "charts'),
-        "td3": ("run.end_iteration({})", 'run.end_iteration({"mine/step": run.step_count})'),
-    }.get(script, ("run.end_iteration(scalars)\n", "run.end_iteration(scalars | MINE)\n"))
-    after = after.replace("MINE", '{"mine/step": torch.tensor(run.step_count)}')
-    run = trained(edited(script, (before, after)), log_frequency=80)
-    mine = {
-        step: values for (tag, step), values in scalars(run.folder).items() if tag[:4] == "mine"
-    }
-    length = run.args.iteration_steps
-    points = max(length, 80)  # steps between points, each of them the mean since the one before
-    expected = {
-        end: [np.mean(np.arange(end - points, end, length) + length)]
-        for end in range(points, run.args.total_timesteps + 1, points)
-    }
-    assert mine == expected and len(mine) > 1
 
 
 def test_a_wrapper_in_make_env(edited):
@@ -718,3 +533,43 @@ def test_a_wrapper_in_make_env(edited):
     lengths = [v for (tag, _), v in curves.items() if tag == "charts/episodic_length"]
     assert returns and set(map(tuple, returns)) == {(3.0,)}
     assert set(map(tuple, lengths)) == {(6.0,)}
+
+
+# --- variants of a reader's own: what they need of `train` is an argument -------------------------
+
+
+def test_td3_bc_and_a_buffer_of_ones_own():
+    """The actor imitates the buffer's actions, too, arXiv 2106.06860; the buffer weighs rows."""
+    seen = []
+
+    class Weighing(td3.ReplayBuffer):
+        def sample(self, *how):
+            batch = super().sample(*how)
+            return batch | {"weights": np.linspace(0, 1, len(batch["rewards"]))}
+
+    def update(agent, target, optimizers, batch, args, rng, gradient_step):
+        scalars = td3.td3_update(agent, target, optimizers, batch, args, rng, gradient_step)
+        cloning = F.mse_loss(agent.policy(batch["obs"]), batch["actions"], reduction="none")
+        cloning = (batch["weights"][:, None] * cloning).mean()
+        optimizers["actor_optimizer"].zero_grad()
+        cloning.backward()
+        optimizers["actor_optimizer"].step()
+        seen.append(gradient_step)
+        return scalars | {"losses/cloning": cloning.detach()}
+
+    run = new_run(td3, **SETTINGS["td3"] | {"total_timesteps": 160})
+    buffer = Weighing(1000, 1, *run.obs_space.shape, run.agent.action_dim)
+    parts = {"seen": td3.Counter(5)}
+    td3.train(run.args, run, buffer=buffer, update=update, parts=parts)
+    assert seen == list(range(101, 161)) and buffer.total == 160
+    assert run.parts["seen"] is parts["seen"] and run.parts["buffer"] is buffer
+
+
+def test_an_optimizer_and_a_part_for_dqn():
+    run = new_run(dqn, **SETTINGS["dqn"])
+    optimizer = torch.optim.SGD(run.agent.parameters(), lr=0.1)
+    parts = {"mine": td3.Counter(7)}
+    before = run.hash()
+    dqn.train(run.args, run, optimizer=optimizer, parts=parts)
+    assert run.parts["optimizer"] is optimizer and run.parts["mine"] is parts["mine"]
+    assert run.hash() != before

@@ -187,49 +187,21 @@ def test_batches_are_drawn_at_random_from_all_rows():
     assert len(set(np.diff(rows))) > 50 and rows.min() < 50 and rows.max() > 947
 
 
-def image_agent():
+def test_pixels_of_another_kind_are_refused(failure):
+    """As whole numbers those from 0 to 1 would all be black."""
     space = Box(0, 255, (1, 36, 36), np.uint8)
     args = ppo_imitation.Args(imitation_coef=0.0, demonstrations="broken.npz")
-    return args, ppo_imitation.make_agent(args, space, Discrete(3, start=1)), space
-
-
-BROKEN = {  # what is wrong: some actions of two steps
-    "some actions are not in Discrete(3, start=1)": ([1, 4], [0, 1], [1.5, 2.0]),
-    "some numbers are not finite": ([1.0, np.nan],),
-    "shapes": ([1], 3),
-}
-
-
-@pytest.mark.parametrize("words", BROKEN)
-def test_demonstrations_that_do_not_fit_are_refused_in_a_line(words, capsys):
-    args, agent, space = image_agent()
-    obs = np.zeros((2, *space.shape), np.uint8)
-    for actions in BROKEN[words]:
-        np.savez("broken.npz", observations=obs, actions=actions)
-        with pytest.raises(SystemExit) as exit:
-            ppo_imitation.read(args, agent, space, Discrete(3, start=1))
-        err = capsys.readouterr().err
-        assert exit.value.code == 2 and err.count("\n") == 1 and f"broken.npz: {words}" in err
-
-
-def test_pixels_of_another_kind_are_refused(capsys):
-    """As whole numbers those from 0 to 1 would all be black."""
-    args, agent, space = image_agent()
+    agent = ppo_imitation.make_agent(args, space, Discrete(3, start=1))
     np.savez("broken.npz", observations=np.full((2, *space.shape), 0.5), actions=[1, 2])
-    with pytest.raises(SystemExit):
-        ppo_imitation.read(args, agent, space, Discrete(3, start=1))
-    assert "broken.npz: pixels are uint8, not float64" in capsys.readouterr().err
+    said = failure(ppo_imitation.read, args, agent, space, Discrete(3, start=1))
+    assert "broken.npz: pixels are uint8, not float64" in said
 
 
 @pytest.mark.parametrize("text, name", [
-    (b'\xef\xbb\xbf{"algo": "ppo"}', "ppo"),
-    (b'{"algo": "ppo_imitation"}', "ppo_imitation"),
-    (b"{", "ppo_imitation"),
-    (b"[]", "ppo_imitation"),
-    (b"{}", "ppo_imitation"),
+    ('{"algo": "ppo"}', "ppo"), ("{", "ppo_imitation"), ("[]", "ppo_imitation"),
 ])  # fmt: skip
-def test_the_script_of_a_run_is_read_as_editors_write_it(text, name, tmp_path):
-    (tmp_path / "args.json").write_bytes(text)
+def test_the_script_of_a_run_is_read_where_it_can_be(text, name, tmp_path):
+    (tmp_path / "args.json").write_text(text)
     for path in (tmp_path, tmp_path / "weights.npz"):
         assert ppo_imitation.name_of_run(["--evaluate", str(path)]) == name
 
@@ -238,7 +210,7 @@ SMALL = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 5"
 
 
 def check_episodes(file, env_id, num_episodes):
-    """Its rows are the evaluation's episodes, played again by hand, and nothing else."""
+    """Its rows are the evaluation's episodes, played again by hand. Their returns and lengths."""
     with np.load(file) as arrays:
         columns = dict(arrays)
     assert set(columns) == set(ppo_imitation.COLUMNS)
@@ -255,7 +227,7 @@ def check_episodes(file, env_id, num_episodes):
         np.testing.assert_array_equal(columns["terminations"][start:stop], by_hand[2])
         np.testing.assert_array_equal(columns["truncations"][start:stop], by_hand[3])
     returns = [part.sum() for part in np.split(columns["rewards"], stops[:-1])]
-    return columns, f"return {np.mean(returns):.1f} +- {np.std(returns):.1f}", np.diff([0, *stops])
+    return f"return {np.mean(returns):.1f} +- {np.std(returns):.1f}", np.diff([0, *stops])
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_imitation"])
@@ -265,7 +237,7 @@ def test_an_evaluation_is_saved(command, tmp_path, name):
     folder = only_run(tmp_path)
     saved = command("ppo_imitation", "--save-episodes expert.npz --evaluate", folder)
     assert saved.line("evaluation") == trained.line("evaluation")
-    _, text, lengths = check_episodes(tmp_path / "expert.npz", "CartPole-v1", 5)
+    text, lengths = check_episodes(tmp_path / "expert.npz", "CartPole-v1", 5)
     assert text == trained.line("evaluation")
     assert len(set(lengths)) > 1  # else no row after an episode's end could show
     assert saved.line("episodes") == f"5 of {lengths.sum():,} steps: expert.npz"
@@ -275,15 +247,6 @@ def test_an_evaluation_is_saved(command, tmp_path, name):
         flags = f"--save-episodes {file} --evaluate"
         failed = command("ppo_imitation", flags, folder, ok=False)
         assert failed.status == 2 and "must be a file" in failed.err and not failed.out
-
-
-def test_continuous_actions_are_saved_as_the_environment_has_them(command, tmp_path):
-    command("ppo", f"--env-id environments:Target-v0 {SMALL}")
-    flags = "--save-episodes expert.npz --evaluate"
-    command("ppo_imitation", flags, only_run(tmp_path))
-    columns, *_ = check_episodes(tmp_path / "expert.npz", "environments:Target-v0", 5)
-    low, high = np.float32([[-1, 0, 10], [3, 0.5, 1000]])
-    assert (columns["actions"] >= low).all() and (columns["actions"] <= high).all()
 
 
 def test_without_weight_it_is_ppo():

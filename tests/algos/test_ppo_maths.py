@@ -51,18 +51,6 @@ def test_gae_is_the_sum_over_the_rest_of_the_episode(seed):
     np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_follows_a_termination_does_not_spread(poison):
-    """The last observation of a fallen robot may be no number, and so its value."""
-    rewards, values, next_values, terminated, truncated = random_rollout(0)
-    poisoned = np.where(terminated, poison, next_values)
-    by_hand = np.where(terminated, 0, next_values)
-    ends = terminated, truncated, 0.9, 0.7
-    advantages = ppo.gae(rewards, values, poisoned, *ends)
-    assert terminated.any() and np.isfinite(advantages).all()
-    np.testing.assert_array_equal(advantages, ppo.gae(rewards, values, by_hand, *ends))
-
-
 def test_gae_refuses_shapes_that_would_broadcast():
     rollout = random_rollout(0)
     with pytest.raises(AssertionError):
@@ -136,11 +124,7 @@ def test_clipped_policy_loss_by_hand():
 
 
 def test_value_loss_by_hand():
-    values, old, returns = (
-        torch.tensor([3.0, 1.0]),
-        torch.tensor([1.0, 1.0]),
-        torch.tensor([4.0, 0.0]),
-    )
+    values, old, returns = torch.tensor([[3.0, 1.0], [1.0, 1.0], [4.0, 0.0]])
     assert ppo.value_loss(values, old, returns).item() == pytest.approx(0.5 * (1 + 1) / 2)
     # clipped: 1 + clip(2, -0.5, 0.5) = 1.5, error 2.5^2; and 1, error 1
     clipped = ppo.value_loss(values, old, returns, clip_coef=0.5).item()
@@ -170,21 +154,6 @@ def test_running_moments_do_not_drift():
     assert moments.count == 2_000_003
     np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(moments.var.numpy(), seen.var(axis=0), rtol=1e-9)
-
-
-def test_policy_samples_follow_the_softmax():
-    torch.manual_seed(0)
-    agent = make_agent()
-    with torch.no_grad():
-        agent.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
-    obs = np.zeros((20_000, OBS), np.float32)
-    counts = np.bincount(agent.act(obs, np.random.default_rng(0)), minlength=ACTIONS)
-    probabilities = torch.softmax(agent(torch.zeros(1, OBS)), dim=1)[0].tolist()
-    chi_square = sum(
-        (c - 20_000 * p) ** 2 / (20_000 * p) for c, p in zip(counts, probabilities, strict=True)
-    )
-    assert chi_square < 13.8  # the 0.999 quantile at two degrees of freedom
-    assert (agent.act(obs, None, greedy=True) == 1).all()
 
 
 @pytest.mark.parametrize("script", [ppo, a2c], ids=["ppo", "a2c"])
@@ -229,15 +198,12 @@ def test_observations_are_normalised_and_clipped():
 def test_weights_start_orthogonal_and_the_first_policy_nearly_uniform(images, script):
     obs_space = gym.spaces.Box(0, 255, (3, 36, 36), np.uint8) if images else VECTORS
     agent = script.Agent(script.Args(log_std_init=-0.7), obs_space, CONTINUOUS)
-    layers = [
-        (name, layer)
-        for name, layer in agent.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d)
-    ]
-    last = ["actor", "critic"] if images else ["actor.4", "critic.4"]
-    assert len(layers) == 6 and {name for name, _ in layers} >= set(last)
-    for name, layer in layers:
-        gain = dict(zip(last, (0.01, 1.0), strict=True)).get(name, math.sqrt(2))
+    kinds = nn.Linear | nn.Conv2d
+    layers = {name: x for name, x in agent.named_modules() if isinstance(x, kinds)}
+    last = {"actor": 0.01, "critic": 1.0} if images else {"actor.4": 0.01, "critic.4": 1.0}
+    assert len(layers) == 6 and layers.keys() >= last.keys()
+    for name, layer in layers.items():
+        gain = last.get(name, math.sqrt(2))
         weight = layer.weight.detach().flatten(1)
         gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
         torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), rtol=0, atol=1e-4 * gain)
@@ -350,19 +316,6 @@ def test_advantages_are_normalised_in_each_minibatch(monkeypatch):
         assert advantages.std().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_a_single_advantage_is_not_normalised(monkeypatch):
-    """Its deviation is not defined: nan would be in every weight after one step."""
-    seen = calls(monkeypatch, ppo, "clipped_policy_loss")
-    agent, args = make_agent(), ppo.Args(num_envs=1, num_steps=1, num_minibatches=1)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
-    batch, rng = make_update_batch(agent, 1), np.random.default_rng(0)
-    scalars = ppo.update(agent, optimizer, batch, args, 0.2, rng, ppo.ppo_loss)
-    assert len(seen) == args.update_epochs
-    assert all(call["advantages"] == batch["advantages"] for call in seen)
-    assert all(p.isfinite().all() for p in agent.parameters())
-    assert all(map(math.isfinite, scalars.values()))
-
-
 @pytest.mark.parametrize("size, minibatches", [(13, 6), (3, 1), (2, 1), (1, 1)])
 def test_a_short_last_rollout_has_two_steps_in_each_minibatch(size, minibatches):
     agent, args = make_agent(), ppo.Args(**SIZES, num_minibatches=7, update_epochs=1)
@@ -375,26 +328,3 @@ def test_a_short_last_rollout_has_two_steps_in_each_minibatch(size, minibatches)
 
     ppo.update(agent, optimizer, batch, args, 0.2, np.random.default_rng(0), loss_of)
     assert sum(sizes) == size and len(sizes) == minibatches and min(sizes) >= min(size, 2)
-
-
-# --- the buffer -----------------------------------------------------------------------------------
-
-
-def fill_buffer():
-    """Observation 100 t + 10 env + (1 for what an action led to), and how episodes ended."""
-    buffer, rng = ppo.RolloutBuffer(), np.random.default_rng(0)
-    terminated, truncated = rng.random((2, STEPS, ENVS)) < 0.2
-    for t in range(STEPS):
-        obs = np.float32(100 * t + 10 * np.arange(ENVS))[:, None] + np.zeros(OBS, np.float32)
-        step = {"obs": obs, "next_obs": obs + 1}
-        buffer.add(**step, terminated=terminated[t], truncated=truncated[t])
-    return buffer, terminated, truncated
-
-
-def test_the_buffer_stacks_what_was_added():
-    buffer, terminated, _ = fill_buffer()
-    assert buffer["obs"].shape == (STEPS, ENVS, OBS) and buffer["obs"].dtype == np.float32
-    np.testing.assert_array_equal(buffer["terminated"], terminated)
-    np.testing.assert_array_equal(buffer["obs"][7, 3], [730] * OBS)
-    with pytest.raises(AssertionError):
-        buffer.add(obs=np.zeros((ENVS, OBS)), rewards=np.zeros(ENVS - 1))

@@ -9,7 +9,7 @@ import ppo_multidiscrete
 import pytest
 import tasks  # noqa: F401, registers Match-v0
 import torch
-from conftest import new_run, train
+from conftest import new_run, randomise, train
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 
 NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
@@ -67,10 +67,7 @@ gym.register("OneComponent-v0", OneComponent)
 def random_agent(space=OBS, **settings):
     torch.manual_seed(0)
     args = ppo_multidiscrete.Args(hidden_size=13, **settings)
-    agent = ppo_multidiscrete.make_agent(args, space, MultiDiscrete(NVEC))
-    for p in agent.parameters():  # none of them small, biases included
-        torch.nn.init.normal_(p, std=0.5)
-    return agent
+    return randomise(ppo_multidiscrete.make_agent(args, space, MultiDiscrete(NVEC)))
 
 
 def observations():
@@ -104,17 +101,6 @@ def test_log_probs_and_entropies_are_those_of_products_by_hand():
     torch.testing.assert_close(log_probs.exp(), expected)
     of_joint = -(expected * expected.log()).sum()
     torch.testing.assert_close(entropies, of_joint.expand(6))
-
-
-def test_each_row_has_logits_of_its_own():
-    rng = np.random.default_rng(0)
-    logits, actions = rng.normal(size=(BATCH, 10)), rng.integers(NVEC, size=(BATCH, 3))
-    tensors = torch.tensor(logits), torch.tensor(actions)
-    log_probs, _ = ppo_multidiscrete.multi_categorical_log_prob_and_entropy(*tensors, NVEC)
-    for row in range(BATCH):
-        parts = [softmax(part) for part in np.split(logits[row], [2, 5])]
-        product = np.prod([part[a] for part, a in zip(parts, actions[row], strict=True)])
-        assert log_probs[row].exp().item() == pytest.approx(product)
 
 
 def test_an_action_of_another_number_of_components_is_no_action():
@@ -168,24 +154,6 @@ def test_greedy_takes_the_likeliest_component_given_those_before_it(space):
         assert tuple(action) == (first, second, probs[row, first, second].argmax())
 
 
-def test_without_weights_on_earlier_components_it_is_the_independent_one():
-    agent, obs = random_agent(autoregressive=True), observations()
-    with torch.no_grad():
-        for head in agent.actor:
-            head[0].weight[:, 7:] = 0
-    probs, entropies = joint(agent, obs)
-    plain = []
-    for head in agent.actor:
-        anything = np.ones((BATCH, head[0].in_features - 7), np.float32)
-        with torch.no_grad():
-            logits = head(torch.tensor(np.concatenate([obs, anything], axis=1)))
-        plain.append(softmax(logits.numpy()))
-    products = np.einsum("bi,bj,bk->bijk", *plain).reshape(BATCH, 30)
-    np.testing.assert_allclose(probs, products, rtol=1e-4)
-    sums = sum(-(p * np.log(p)).sum(axis=1) for p in plain)
-    np.testing.assert_allclose(entropies, np.tile(sums[:, None], 30), rtol=1e-4)
-
-
 def test_one_component_is_ppo():
     settings = dict(total_timesteps=1024, ent_coef=0.01, eval_episodes=2)
     plain = train(ppo, env_id="CartPole-v1", **settings)
@@ -203,19 +171,6 @@ def test_all_spaces_of_the_same_components_are_one_and_learn(autoregressive):
     settings |= dict(total_timesteps=512)
     hashes = {train(ppo_multidiscrete, **settings, env_id=f"{name}-v0").hash() for name in TOLD}
     assert len(hashes) == 1
-
-
-@pytest.mark.parametrize("autoregressive", [False, True])
-def test_a_distribution_of_ones_own_is_what_acts_and_learns(autoregressive, monkeypatch):
-    """An edit of ppo's reaches the variant: here half the temperature, which doubles logits."""
-    agent, obs = random_agent(autoregressive=autoregressive), observations()
-    probs = joint(agent, obs)[0].reshape(BATCH, *NVEC)
-    score = ppo.categorical_log_prob_and_entropy
-    sharper = lambda logits, action: score(2 * logits, action)  # noqa: E731
-    monkeypatch.setattr(ppo, "categorical_log_prob_and_entropy", sharper)
-    changed = joint(agent, obs)[0].reshape(BATCH, *NVEC)
-    first, expected = changed.sum(axis=(2, 3)), probs.sum(axis=(2, 3)) ** 2
-    np.testing.assert_allclose(first, expected / expected.sum(axis=1, keepdims=True), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -98,29 +98,21 @@ def test_impala_trains_on_images_of_any_size(refused):
     assert "batch_norm" in refused("ppo_network", "--impala", "--batch-norm")
 
 
-@pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("share_trunk", [False, True])
-def test_the_weights_travel_to_keras_and_back(share_trunk, batch_norm):
+def test_the_weights_travel_to_keras_and_back(share_trunk):
     code = test_weights.code_of_the_page()
-    agent = random_agent(IMAGES, share_trunk=share_trunk, batch_norm=batch_norm)
+    agent = random_agent(IMAGES, share_trunk=share_trunk)
     weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
-    indices = (1, 5, 8) if batch_norm else (1, 4, 6)
     obs, outputs = observations(IMAGES), []
     for part, head in (("actor", 1, "valid"), 0), (("critic",), 1):
         name = part[0]
         trunk = "trunk" if share_trunk else name
-        last = head if share_trunk else (11 if batch_norm else 8) + head
-        names = [*(f"{trunk}.{i}" for i in indices), f"{name}.{last}"]
+        last = head if share_trunk else 8 + head
+        names = [*(f"{trunk}.{i}" for i in (1, 4, 6)), f"{name}.{last}"]
         kernels = {x: code["to_kernel"](weights[f"{x}.weight"]) for x in names}
         for x, kernel in kernels.items():
             np.testing.assert_array_equal(code["to_weight"](kernel), weights[f"{x}.weight"])
         biases = {x: weights[f"{x}.bias"] for x in names}
-        for i in indices if batch_norm else ():
-            x, norm = f"{trunk}.{i}", f"{trunk}.{i + 1}"
-            scale = weights[f"{norm}.weight"] / np.sqrt(weights[f"{norm}.running_var"] + 1e-5)
-            biases[x] = (biases[x] - weights[f"{norm}.running_mean"]) * scale
-            biases[x] += weights[f"{norm}.bias"]
-            kernels[x] = kernels[x] * scale  # of each output channel, the last axis
         layers = list(zip(names, ((4, "same"), (2, "same"), (1, "valid"), part[1:]), strict=True))
         layers = [(x, *settings) for x, settings in layers]
         x = np.moveaxis(obs, 1, 3).astype(np.float32) / 255
@@ -149,30 +141,6 @@ def test_separate_networks_of_vectors_are_ppo():
     plain = train(ppo, **settings).hash()
     assert train(ppo_network, **settings, share_trunk=False).hash() == plain
     assert new_run(ppo, **settings).hash() != plain
-
-
-@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
-@pytest.mark.parametrize("share_trunk", [False, True])
-def test_with_batch_norm_what_acts_is_what_learns(space, share_trunk):
-    """Rows one by one, when acting, give what the loss finds for all of them together."""
-    agent = random_agent(space, share_trunk=share_trunk, batch_norm=True)
-    obs, before = observations(space), statistics(agent)
-    batch = {"obs": torch.tensor(obs), "actions": torch.zeros(BATCH, dtype=torch.int64)}
-    agent.train()  # as ppo.train does before the update
-    log_probs, _, values = agent.evaluate_actions(batch)
-    agent.eval()
-    noise = np.random.default_rng(1).gumbel(size=(BATCH, 3))
-    rng = np.random.default_rng(1)
-    for row in range(BATCH):
-        logits = agent(batch["obs"][row : row + 1]).detach()
-        alone_log_prob = torch.log_softmax(logits, 1)[0, 0].item()
-        assert alone_log_prob == pytest.approx(log_probs[row].item(), 1e-4)
-        action = (logits.numpy() + noise[row]).argmax()
-        np.testing.assert_array_equal(agent.act(obs[row : row + 1], rng), [action])
-        alone = {name: x[row : row + 1] for name, x in batch.items()}
-        assert agent.evaluate_actions(alone)[2].item() == pytest.approx(values[row].item(), 1e-4)
-    assert np.std(log_probs.tolist()) > 1e-3
-    torch.testing.assert_close(statistics(agent), before, rtol=0, atol=0)
 
 
 def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():

@@ -2,7 +2,6 @@
 torch.distributed.run itself does is tested by the slow ones.
 """
 
-import contextlib
 import copy
 import json
 import os
@@ -14,7 +13,6 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import ppo
@@ -200,15 +198,6 @@ def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
         return agent["used"].grad.tolist(), agent["unused"].grad, term.item()
 
     assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], None, 6.0)] * 2
-
-
-def test_moments_of_groups_are_those_of_all_samples():
-    """Of (1, 5) and (4, 4, 10): mean 4.8, squares of the differences from it 42.8."""
-    counts, means = torch.tensor([2.0, 3.0]), torch.tensor([3.0, 6.0])
-    count, mean, var = ppo_parallel.merged_moments(counts, means, torch.tensor([4.0, 8.0]))
-    assert (count, mean) == (5, pytest.approx(4.8)) and 5 * var == pytest.approx(42.8)
-    with pytest.raises(AssertionError):
-        ppo_parallel.merged_moments(counts, means, torch.zeros(()))
 
 
 def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_ranks):
@@ -461,39 +450,3 @@ def test_two_hosts_train_what_one_does(on_ranks, tmp_path):
         for host in hosts:
             host.kill()
     assert only_run(tmp_path / "0") and not list((tmp_path / "1").iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", ["", "--async-envs"])
-def test_a_killed_rank_ends_all_and_all_resume_to_the_same_hash(on_ranks, tmp_path, flags):
-    expected = on_ranks(2, trained(f"{SLOW} --exp-name whole"))[0]
-    words = [*SLOW.split(), *flags.split(), "--exp-name", "killed"]
-    process = started("--nproc-per-node", "2", PATH, *words, start_new_session=True)
-    try:
-        for _ in range(1200):  # until the second checkpoint is there
-            time.sleep(0.1)
-            found = list(tmp_path.glob("runs/*/*/killed-*/checkpoint.pt"))
-            if found and torch.load(found[0], weights_only=True)["step"] > 0:
-                break
-        os.kill(children(process.pid)[1], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 1 and "exitcode  : -9" in err
-        assert "--exp-name killed" not in commands_running()
-    finally:
-        process.kill()
-    resumed = started("--nproc-per-node", "2", PATH, "--resume", str(found[0].parent))
-    assert hash_of(resumed) == [expected]
-
-
-def children(pid) -> list[int]:
-    """Of a process, in the order in which it started them."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
-
-
-def commands_running() -> str:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has just ended
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return "\n".join(found)

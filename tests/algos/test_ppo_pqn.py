@@ -51,30 +51,6 @@ def batch_of(values, next_values, rewards, terminated, truncated, gamma, gae_lam
     return batch
 
 
-NO = [[False]] * 3
-ENDS = [[False], [True], [False]]
-
-
-@pytest.mark.parametrize(
-    "terminated, truncated, expected",
-    [
-        (NO, NO, [15.67, 22.6, 28.0]),
-        (NO, ENDS, [14.05, 19.0, 28.0]),  # 19 = 1 + 0.9 * 20, of the last observation
-        (ENDS, NO, [5.95, 1.0, 28.0]),
-        (ENDS, ENDS, [5.95, 1.0, 28.0]),
-    ],
-)
-def test_returns_by_hand(terminated, truncated, expected):
-    """Rewards of 1, V = 7, 10, 20 and at last 30, gamma 0.9, lambda 0.5. Where the episode ends V
-    of its last observation is 20 and what is acted on next, by chance, has 20 as well.
-    """
-    values, next_values = [[7.0], [10.0], [20.0]], [[10.0], [20.0], [30.0]]
-    ends = np.array(terminated), np.array(truncated)
-    batch = batch_of(values, next_values, [[1.0]] * 3, *ends, 0.9, 0.5)
-    assert batch["returns"].tolist() == pytest.approx(expected, abs=1e-4)
-    assert batch["values"].tolist() == [7, 10, 20]
-
-
 def random_rollout(seed=0):
     rng = np.random.default_rng(seed)
     values, next_values, rewards = rng.normal(size=(3, STEPS, ENVS)).astype(np.float32)
@@ -182,22 +158,6 @@ def test_rewards_are_scaled_where_asked():
     assert trained[0] != trained[1] and agent.return_moments.count == 128
 
 
-def test_an_edited_policy_changes_acting_and_targets_alike():
-    class Doubled(Table):
-        def policy(self, features):
-            return -2 * super().policy(features)
-
-    space = Box(-np.inf, np.inf, (ACTIONS,), np.float32)
-    agent = Doubled(ppo_pqn.Args(), space, Discrete(ACTIONS))
-    obs = observed(np.arange(3.0))
-    np.testing.assert_array_equal(agent.act(obs, None, greedy=True), [0, 0, 0])
-    batch = {"obs": torch.as_tensor(obs), "actions": torch.full((3,), 2)}
-    q_values, _, values = agent.evaluate_actions(batch)
-    np.testing.assert_array_equal(values.detach(), -2 * obs[:, 0])
-    np.testing.assert_array_equal(agent.value(batch["obs"]).detach(), -2 * obs[:, 0])
-    np.testing.assert_array_equal(q_values.detach(), -2 * obs[:, 2])
-
-
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_each_hidden_layer_is_normalised_before_its_activation(activation):
     torch.manual_seed(0)
@@ -235,17 +195,6 @@ def test_images_are_normalised_after_each_layer():
     plain = ppo_pqn.Args(layer_norm=False)
     agent = ppo_pqn.Agent(plain, Box(0, 255, (3, 37, 41), np.uint8), Discrete(ACTIONS))
     assert not any(isinstance(x, nn.LayerNorm) for x in agent.modules())
-
-
-def test_under_a_time_limit_q_of_every_action_is_right():
-    """Reward 1 in every step and nothing to see: V = 1 / (1 - gamma) = 2, where an end by the time
-    limit taken for the end of the task would leave less.
-    """
-    settings = dict(env_id="environments:Blind-v0", total_timesteps=8192, gamma=0.5)
-    run = train(ppo_pqn, **settings, learning_rate=0.01, hidden_size=16)
-    with torch.no_grad():
-        q_values = run.agent(torch.ones(1, 1))
-    assert q_values.tolist() == [pytest.approx([2, 2], abs=0.02)]
 
 
 def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):

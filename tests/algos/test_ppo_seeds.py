@@ -11,7 +11,7 @@ import ppo
 import ppo_seeds
 import pytest
 import torch
-from conftest import ROOT, new_run, scalars, train
+from conftest import ROOT, before, new_run, scalars, train
 from torch import nn
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -222,19 +222,14 @@ def test_the_mean_of_the_middle_half():
 
 @pytest.mark.parametrize("ends", [None, KeyboardInterrupt])
 def test_all_environments_are_closed_however_a_run_ends(train_seeds, monkeypatch, ends):
-    closed, close, end_iteration = [], ppo.Run.close, ppo.Run.end_iteration
+    closed = []
 
     def interrupted(run, scalars):
         if ends and run.args.seed == 2:
             raise ends
-        return end_iteration(run, scalars)
 
-    def spy(run):
-        closed.append(run.args.seed)
-        close(run)
-
-    monkeypatch.setattr(ppo.Run, "end_iteration", interrupted)
-    monkeypatch.setattr(ppo.Run, "close", spy)
+    before(monkeypatch, ppo.Run, "end_iteration", interrupted)
+    before(monkeypatch, ppo.Run, "close", lambda run: closed.append(run.args.seed))
     with pytest.raises(ends) if ends else contextlib.nullcontext():
         train_seeds(num_seeds=3, total_timesteps=256)
     assert sorted(closed) == [2, 3]  # ppo.main closes the first
@@ -256,8 +251,6 @@ def test_the_interval_is_that_of_95_percent(tmp_path, capsys):
     assert lines[4] == "95% interval   of the IQM, by bootstrap: 0.0 to 60.0"
 
 
-def test_a_broken_result_of_a_seed_is_said_in_a_line(tmp_path, capsys):
+def test_a_broken_result_of_a_seed_is_said_in_a_line(tmp_path, failure):
     (tmp_path / "result.json").write_text("{")
-    with pytest.raises(SystemExit) as exit:
-        ppo_seeds.result_of(tmp_path)
-    assert exit.value.code == 2 and f"{tmp_path}/result.json: " in capsys.readouterr().err
+    assert f"{tmp_path}/result.json: " in failure(ppo_seeds.result_of, tmp_path)

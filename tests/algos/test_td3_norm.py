@@ -5,7 +5,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import new_run, stopped, train
+from conftest import new_run, train
 from gymnasium.spaces import Box
 from load import load
 from torch import nn
@@ -96,22 +96,6 @@ def test_critics_alone_have_layer_norm_before_each_relu(module):
         pairs = (obs, actions) if module is td3 else (torch.tensor(x),)
         found = critic(*pairs).detach().numpy().reshape(7, 1)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_tqc_takes_both():
-    run = train(td3_sac, **TINY, quantiles=5, drop=2)
-    assert run.agent.obs_moments.count == 222
-    norms = [m for m in run.agent.modules() if isinstance(m, nn.LayerNorm)]
-    assert [norm.normalized_shape for norm in norms] == [(11,), (13,)] * 2
-    assert all(not torch.equal(norm.weight, torch.ones_like(norm.weight)) for norm in norms)
-
-
-def test_a_run_with_both_resumes_exactly(module):
-    whole = train(module, **TINY).hash()
-    run = stopped(new_run(module, **TINY), module.train, after=150)
-    assert train(module, **TINY, resume=str(run.folder)).hash() == whole
-    plain = [train(module, **TINY | {name: False}).hash() for name in ("norm_obs", "layer_norm")]
-    assert len({whole, *plain}) == 3
 
 
 def test_evaluations_leave_the_statistics_and_load_has_them(module):

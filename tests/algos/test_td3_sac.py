@@ -11,7 +11,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import calls, curves, hash_of_parameters, new_run, only_run, stopped, train
+from conftest import before, calls, curves, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 
 BATCH, OBS, ACTIONS = 7, 5, 3
@@ -49,15 +49,6 @@ def random_batch(seed=0, **fields):
 def noise_of(seed):
     noise = np.random.default_rng(seed).standard_normal((BATCH, ACTIONS), np.float32)
     return torch.tensor(noise)
-
-
-@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.3, -2.0), (-1.0, 0.0)])
-def test_the_density_of_actions_integrates_to_1(mean, log_std):
-    """Over the interval (-1, 1) of actions, by the rule of Gauss and Legendre."""
-    a, weights = np.polynomial.legendre.leggauss(401)
-    u = torch.atanh(torch.tensor(a))[:, None]
-    log_probs = td3_sac.squashed_log_prob(u, torch.full_like(u, mean), torch.full_like(u, log_std))
-    assert (weights * log_probs.exp().numpy()).sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_log_probabilities_by_hand():
@@ -140,30 +131,6 @@ def test_quantiles_against_loops(drop):
     assert found.item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_without_entropy_and_noise_targets_are_those_of_td3(n_step):
-    """alpha 0, actions tanh(mean), one network for acting in both: TD3 without smoothing."""
-    agent, target, args = agents(alpha=0.0)
-    theirs = td3.Args(hidden_sizes=(11, 13))
-    parent, parent_target = (td3.make_agent(theirs, VECTORS, ACTION_SPACE) for _ in range(2))
-    with torch.no_grad():
-        for ours, other in ((agent, parent), (target, parent_target)):
-            for p, q in zip(ours.critics.parameters(), other.critics.parameters(), strict=True):
-                q.copy_(p)
-        for p, q in zip(agent.actor.parameters(), parent_target.actor.parameters(), strict=True):
-            q.copy_(p[: len(q)])
-    batch, zeros = random_batch(), torch.zeros(BATCH, ACTIONS)
-    batch["discounts"] = torch.full((BATCH,), 0.99**n_step)
-    with torch.no_grad():
-        actions, _ = agent.sample(batch["next_obs"], zeros)
-        first, second = target.q_values(batch["next_obs"], actions)
-    assert (first < second).any() and (first > second).any()
-    losses, q_mean = td3_sac.q_losses(agent, target, batch, zeros, args)
-    expected, expected_mean = td3.q_losses(parent, parent_target, batch, zeros, theirs)
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(q_mean, expected_mean)
-
-
 @pytest.mark.parametrize("tqc", [{}, TQC])
 def test_losses_of_critics_are_made_of_the_right_parts(tqc):
     """Next actions of the online actor, their values by the target critics, the smallest of them,
@@ -223,68 +190,15 @@ def test_the_actor_learns_through_its_actions_and_their_density():
         assert abs(slope) > 1e-4
 
 
-@pytest.mark.parametrize("entropy, falls", [(1.0, True), (-4.0, False)])
-def test_the_temperature_falls_where_there_is_enough_entropy(entropy, falls):
-    log_alpha = torch.tensor(-1.0, requires_grad=True)
-    log_probs = torch.full((BATCH,), -entropy)
-    loss = td3_sac.alpha_loss(log_alpha, log_probs, -3.0)
-    loss.backward()
-    # by hand: -alpha (-entropy - 3), which is its own derivative in log alpha
-    assert loss.item() == pytest.approx(math.exp(-1) * (entropy + 3))
-    assert log_alpha.grad.item() == pytest.approx(loss.item())
-    assert (log_alpha.grad > 0) == falls
-
-
-def updated(rng=None, batch=None, **settings):
-    """An agent, its target and their optimizers after one update, and the curves."""
-    agent, target, args = agents(**settings)
+def updated(rng=None, parts=None, **settings):
+    """An agent and its target after one update, and the curves; of `parts` made for the test."""
+    agent, target, args = parts or agents(**settings)
     parts = {"actor": agent.actor, "critic": agent.critics}
     optimizers = {f"{k}_optimizer": torch.optim.Adam(m.parameters()) for k, m in parts.items()}
     optimizers["alpha_optimizer"] = torch.optim.Adam([agent.log_alpha])
-    batch, rng = batch or random_batch(), rng or np.random.default_rng(0)
-    curves = td3_sac.sac_update(agent, target, optimizers, batch, args, rng, 1)
+    rng = rng or np.random.default_rng(0)
+    curves = td3_sac.sac_update(agent, target, optimizers, random_batch(), args, rng, 1)
     return agent, target, curves
-
-
-@pytest.mark.parametrize("tqc", [{}, TQC])
-def test_one_update_moves_each_part_by_its_own_loss(tqc):
-    agent, target, curves = updated(tau=0.25, **tqc)
-    before, before_target, args = agents(tau=0.25, **tqc)
-    next_noise, noise = np.random.default_rng(0).standard_normal((2, BATCH, ACTIONS), np.float32)
-    optimizer = torch.optim.Adam(before.critics.parameters())
-    losses, q_mean = td3_sac.q_losses(
-        before, before_target, random_batch(), torch.tensor(next_noise), args
-    )
-    sum(losses).backward()
-    optimizer.step()
-    assert hash_of_parameters(agent.critics) == hash_of_parameters(before.critics)
-    optimizer.zero_grad()
-    optimizer = torch.optim.Adam(before.actor.parameters())
-    loss, log_probs = td3_sac.policy_loss(before, random_batch()["obs"], torch.tensor(noise), args)
-    loss.backward()
-    optimizer.step()
-    assert hash_of_parameters(agent.actor) == hash_of_parameters(before.actor)
-    # alpha 1, and an entropy far above -3: log alpha falls by Adam's first step
-    assert -log_probs.mean() > -3
-    assert agent.log_alpha.item() == pytest.approx(-1e-3, rel=1e-3)
-    for p, old, new in zip(
-        target.critics.parameters(),
-        before_target.critics.parameters(),
-        agent.critics.parameters(),
-        strict=True,
-    ):
-        torch.testing.assert_close(p, 0.75 * old + 0.25 * new)
-    expected = {
-        "losses/qf1_loss": losses[0],
-        "losses/qf2_loss": losses[1],
-        "losses/qf1_values": q_mean,
-        "losses/actor_loss": loss,
-        "losses/alpha": torch.tensor(1.0),
-        "losses/alpha_loss": -(log_probs - 3).mean(),
-        "losses/entropy": -log_probs.mean(),
-    }
-    assert curves.keys() == expected.keys()
-    torch.testing.assert_close(curves, {k: x.detach() for k, x in expected.items()})
 
 
 def test_what_the_actor_and_the_temperature_do_to_other_gradients():
@@ -317,34 +231,17 @@ def test_the_target_follows_whatever_the_agent_has():
     for module in (agent, target):
         module.encoder = torch.nn.Linear(OBS, OBS)
     old = target.encoder.weight.detach().clone()
-    settings = {"lr": 1e-3}
-    optimizers = {
-        "actor_optimizer": torch.optim.Adam(agent.actor.parameters(), **settings),
-        "critic_optimizer": torch.optim.Adam(agent.critics.parameters(), **settings),
-        "alpha_optimizer": torch.optim.Adam([agent.log_alpha], **settings),
-    }
-    rng = np.random.default_rng(0)
-    td3_sac.sac_update(agent, target, optimizers, random_batch(), args, rng, 1)
+    updated(parts=(agent, target, args))
     expected = (1 - args.tau) * old + args.tau * agent.encoder.weight.detach()
     torch.testing.assert_close(target.encoder.weight.detach(), expected)
 
 
 def test_the_target_networks_do_not_drop_out(monkeypatch):
-    modes, q_losses = set(), td3_sac.q_losses
-
-    def spy(agent, target, *rest):
-        modes.add((agent.training, target.training))
-        return q_losses(agent, target, *rest)
-
-    monkeypatch.setattr(td3_sac, "q_losses", spy)
+    modes = set()
+    look = lambda agent, target, *_: modes.add((agent.training, target.training))  # noqa: E731
+    before(monkeypatch, td3_sac, "q_losses", look)
     train(td3_sac, **TINY | {"total_timesteps": 60})
     assert modes == {(True, False)}
-
-
-def test_a_temperature_that_is_given_stays():
-    agent, _, curves = updated(alpha=0.25)
-    assert agent.alpha() == 0.25 and curves["losses/alpha"] == 0.25
-    assert "losses/alpha_loss" not in curves
 
 
 @pytest.mark.parametrize("alpha", [0.25, 0.0])
@@ -402,14 +299,6 @@ def test_the_temperature_is_in_the_checkpoint_with_its_optimizer(tmp_path):
     assert state["step"] == 150  # updates in 200 steps
 
 
-@pytest.mark.parametrize("env, ends", [("environments:ShortPendulum", False), ("tasks:Flat", True)])
-def test_only_where_the_task_ends_nothing_follows(env, ends, monkeypatch):
-    """In one of these environments a time limit ends each episode, in the other the task does."""
-    seen = calls(monkeypatch, td3_sac, "soft_target")
-    train(td3_sac, **TINY | {"env_id": f"{env}-v0", "total_timesteps": 100})
-    assert len(seen) == 50 and all((call["terminated"] == ends).all() for call in seen)
-
-
 @functools.cache
 def entropies_and_squares():
     """Of policies with mean 0 and these sigmas: H and E a^2, by the rule of Gauss and Hermite."""
@@ -421,54 +310,22 @@ def entropies_and_squares():
     return -(weights * log_probs).sum(axis=1), (weights * np.tanh(u) ** 2).sum(axis=1)
 
 
-def best_entropy(alpha, scale=10.0):
-    """On Flat: the entropy of the sigma with the largest alpha H - scale E a^2."""
+def best_entropy(alpha):
+    """On Flat: the entropy of the sigma with the largest alpha H - 10 E a^2."""
     entropies, squares = entropies_and_squares()
-    return entropies[np.argmax(alpha * entropies - scale * squares)]
-
-
-def test_the_curve_of_flat():
-    """Known values: at alpha 0.1, where the entropy is -1, and for no reward at all."""
-    assert best_entropy(0.1) == pytest.approx(-1.230, abs=1e-3)
-    assert best_entropy(0.1586) == pytest.approx(-1.000, abs=1e-3)
-    assert best_entropy(1.0, scale=0.0) == pytest.approx(0.6836, abs=1e-3)
-
-
-def flat(steps, **settings):
-    """Trains on Flat. Returns [alpha, entropy, what the entropy should be] at points of the curves,
-    (points, 3), and the agent.
-    """
-    settings |= {"env_id": "tasks:Flat-v0", "learning_starts": 200, "log_frequency": 100}
-    run = train(td3_sac, **settings, batch_size=128, hidden_sizes=(16, 16), total_timesteps=steps)
-    found, rows = curves(run), []
-    scale = 0.0 if "env_kwargs" in settings else 10.0
-    for step in range(300, steps + 1, 100):
-        alpha, entropy = found["losses/alpha"][step], found["losses/entropy"][step]
-        rows.append([alpha, entropy, best_entropy(alpha, scale)])
-    return np.array(rows), run.agent
+    return entropies[np.argmax(alpha * entropies - 10 * squares)]
 
 
 def test_entropy_and_temperature_are_those_that_are_best():
     """On Flat, where they can be computed: on the curve at every temperature, then at its end."""
-    rows, agent = flat(1800, learning_rate=1e-2)
-    assert rows[0, 0] > 0.5  # so that a long way of it is seen
-    late = rows[len(rows) // 2 :]
-    assert np.abs(late[:, 1] - late[:, 2]).max() < 0.03
-    assert rows[-1, 0] == pytest.approx(0.1586, abs=0.01)
-    assert rows[-1, 1] == pytest.approx(-1, abs=0.02)
-    assert np.abs(agent.act(np.zeros((1, 1), np.float32), None)) < 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings, alpha, entropy, steps", [
-    ({}, 0.1586, -1.0, 6000), (TQC, 0.1586, -1.0, 6000), ({"alpha": 0.1}, 0.1, -1.230, 4000),
-    ({"alpha": 0.1, "env_kwargs": '{"scale": 0}'}, 0.1, 0.6836, 4000),
-])  # fmt: skip
-def test_entropy_lies_within_a_hundredth_of_the_best(settings, alpha, entropy, steps):
-    rows, _ = flat(steps, learning_rate=3e-3, **settings)
-    late = rows[-10:]
-    assert np.abs(late[:, 1] - late[:, 2]).max() < 0.02
-    mean_alpha, mean_entropy, mean_best = late.mean(axis=0)
-    assert mean_entropy == pytest.approx(mean_best, abs=0.01)
-    assert mean_alpha == pytest.approx(alpha, abs=0.005)
-    assert mean_entropy == pytest.approx(entropy, abs=0.01)
+    assert best_entropy(0.1586) == pytest.approx(-1.000, abs=1e-3)
+    settings = {"env_id": "tasks:Flat-v0", "learning_starts": 200, "log_frequency": 100}
+    settings |= {"batch_size": 128, "hidden_sizes": (16, 16), "learning_rate": 1e-2}
+    run = train(td3_sac, **settings, total_timesteps=1800)
+    alphas, entropies = (curves(run)[f"losses/{name}"] for name in ("alpha", "entropy"))
+    assert alphas[300] > 0.5  # so that a long way of it is seen
+    for step in range(1100, 1801, 100):
+        assert entropies[step] == pytest.approx(best_entropy(alphas[step]), abs=0.03)
+    assert alphas[1800] == pytest.approx(0.1586, abs=0.01)
+    assert entropies[1800] == pytest.approx(-1, abs=0.02)
+    assert np.abs(run.agent.act(np.zeros((1, 1), np.float32), None)) < 0.05

@@ -10,14 +10,13 @@ import random
 import a2c
 import dqn
 import dqn_prioritised
-import dqn_quantile
 import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
 import td3
 import torch
-from conftest import calls, curves, env_seeds, hand_stepped, new_run, stopped, train
+from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -260,17 +259,9 @@ def test_scaled_rewards_are_clipped(monkeypatch, script):
 def test_the_statistics_of_observations_move_after_the_update(monkeypatch, script):
     """Acting, the batch and the update all see those of the rollouts before, each step once."""
     rows, counts = calls(monkeypatch, script.RolloutBuffer, "add"), []
-
-    def watched(function):
-        def look(agent, *inputs):
-            counts.append(int(agent.obs_moments.count))
-            return function(agent, *inputs)
-
-        return look
-
     places = [(script.Agent, "act"), (script, "rollout_batch"), (script.Agent, "evaluate_actions")]
-    for owner, name in places:
-        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    for place in places:
+        before(monkeypatch, *place, lambda agent, *_: counts.append(int(agent.obs_moments.count)))
     run = trained(script, norm_obs=True)
     per_rollout = len(counts) // 8
     assert counts == [10 * rollout for rollout in range(8) for _ in range(per_rollout)]
@@ -302,13 +293,12 @@ def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
     assert told == {(7, 3, 0.7)}
 
 
-@pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 4), ("ALE/Pong-v5", 2)])
-@pytest.mark.parametrize("module", [dqn, dqn_prioritised, dqn_quantile], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 2)])
+@pytest.mark.parametrize("module", [dqn, dqn_prioritised], ids=lambda x: x.__name__)
 def test_frames_of_atari_are_kept_once(monkeypatch, module, env_id, stack):
     buffers = calls(monkeypatch, dqn.ReplayBuffer, "__init__")
     own = SMALL[dqn] | {"env_id": env_id, "total_timesteps": 20, "torch_threads": 1}
-    own |= {"priority_exponent": 0.6} if module is dqn_quantile else {}
-    own |= {"env_kwargs": f'{{"stack_num": {stack}}}'} if stack == 2 else {}
+    own |= {"env_kwargs": '{"stack_num": 2}'} if stack == 2 else {}
     train(module, num_envs=2, **own)
     assert buffers[0]["stack"] == stack
 
@@ -327,6 +317,47 @@ def test_the_noises_of_td3(monkeypatch):
     assert noise.std() == pytest.approx(0.2, rel=0.05) and abs(noise.mean()) < 0.01
     first = np.concatenate([row["actions"] for row in rows[:10]])  # uniform ones
     assert len(np.unique(first)) == 20 and first.min() < -0.7 and first.max() > 0.7
+
+
+def test_epsilon_follows_its_schedule(monkeypatch):
+    acts = calls(monkeypatch, dqn.QNetwork, "act")
+    schedule = dict(start_e=0.9, end_e=0.1, exploration_fraction=0.5, learning_starts=100)
+    run = train(
+        dqn, hidden_sizes=(16, 16), total_timesteps=400, num_envs=2, log_frequency=1, **schedule
+    )
+    expected = [1.0 if t < 100 else max(0.9 - 0.8 * t / 200, 0.1) for t in range(0, 400, 2)]
+    assert [act["epsilon"] for act in acts] == pytest.approx(expected)
+    last = {t: max(0.9 - 0.8 * (t - 2) / 200, 0.1) for t in range(8, 401, 8)}  # of each iteration
+    assert curves(run)["charts/epsilon"] == pytest.approx(last)
+    acts.clear()
+    at_once = dict(start_e=0.9, end_e=0.1, exploration_fraction=0.0, learning_starts=2)
+    train(dqn, hidden_sizes=(16, 16), exp_name="at-once", total_timesteps=16, num_envs=2, **at_once)
+    assert [act["epsilon"] for act in acts] == pytest.approx([1.0] + 7 * [0.1])
+    acts.clear()
+    in_steps = dict(start_e=0.9, end_e=0.1, exploration_steps=8, learning_starts=0)
+    train(
+        dqn, hidden_sizes=(16, 16), exp_name="in-steps", total_timesteps=16, num_envs=2, **in_steps
+    )
+    assert [act["epsilon"] for act in acts] == pytest.approx([0.9, 0.7, 0.5, 0.3] + 4 * [0.1])
+
+
+def test_the_target_network_takes_its_share_of_the_online_one_when_it_is_due(monkeypatch):
+    states = []
+
+    def weights(network):
+        return torch.cat([p.detach().flatten() for p in network.parameters()]).clone()
+
+    look = lambda online, target, *_: states.append((weights(online), weights(target)))  # noqa: E731
+    before(monkeypatch, dqn, "update", look)
+    sizes = dict(train_frequency=8, gradient_steps=1, target_network_frequency=20, tau=0.25)
+    train(dqn, hidden_sizes=(16, 16), total_timesteps=240, learning_starts=100, **sizes)
+    steps = range(104, 241, 8)  # of the updates
+    assert len(states) == len(steps) and torch.equal(*states[0])
+    for step, (_, target), (q_after, target_after) in zip(steps, states, states[1:], strict=False):
+        due = step // 20 > (step - 8) // 20
+        expected = 0.75 * target + 0.25 * q_after if due else target
+        torch.testing.assert_close(target_after, expected)
+    assert not torch.equal(*states[-1])
 
 
 # --- the optimizers -------------------------------------------------------------------------------
@@ -373,13 +404,7 @@ def test_the_optimizers_are_made_as_told(monkeypatch, script, settings, expected
 def test_learning_rates_follow_their_schedule(monkeypatch, script, settings):
     """Of every step of the optimizer; the schedule counts the steps before the rollout."""
     rates, kind = [], a2c.RMSpropTF if script is a2c else torch.optim.Adam
-    step = kind.step
-
-    def spy(self):
-        rates.append(self.param_groups[0]["lr"])
-        step(self)
-
-    monkeypatch.setattr(kind, "step", spy)
+    before(monkeypatch, kind, "step", lambda adam: rates.append(adam.param_groups[0]["lr"]))
     run = trained(script, learning_rate=4e-3, **settings)
     steps = range(0, 80, 10)
     by_hand = [4e-3 * (1 - t / 80 if run.args.anneal_lr else 1) for t in steps]
@@ -419,24 +444,23 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
     expected, steps = [], 0
     kind = a2c.RMSpropTF if script is a2c else torch.optim.Adam
     name = {ppo: "ppo_loss", a2c: "a2c_loss", dqn: "dqn_losses"}[script]
-    step, loss_of = kind.step, getattr(script, name)
+    loss_of = getattr(script, name)
 
     def watched(agent, *inputs):
         result = loss_of(agent, *inputs)
         expected.append(gradient_of(result[0].mean(), agent))
         return result
 
-    def spy(self):
+    def compare(optimizer):
         nonlocal steps
         parts, steps = len(expected), steps + 1
         by_hand = sum(expected) / parts
         by_hand *= min(1, max_grad_norm / by_hand.norm().item())
-        gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+        gradient = torch.cat([p.grad.flatten() for p in optimizer.param_groups[0]["params"]])
         torch.testing.assert_close(gradient, by_hand, rtol=1e-3, atol=1e-6)
         expected.clear()
-        step(self)
 
-    monkeypatch.setattr(kind, "step", spy)
+    before(monkeypatch, kind, "step", compare)
     monkeypatch.setattr(script, name, watched)
     trained(script, max_grad_norm=max_grad_norm)
     assert steps == {ppo: 16, a2c: 8, dqn: 14}[script]
@@ -506,10 +530,8 @@ def test_evaluations_have_environments_of_their_own(monkeypatch):
 
 @ALL
 def test_evaluations_come_when_they_are_due(monkeypatch, script):
-    steps, evaluate = [], script.Run.evaluate
-    monkeypatch.setattr(
-        script.Run, "evaluate", lambda run: (steps.append(run.step_count), evaluate(run))[1]
-    )
+    steps = []
+    before(monkeypatch, script.Run, "evaluate", lambda run: steps.append(run.step_count))
     run = trained(script, eval_frequency=25, eval_episodes=3)
     # at the end of the iteration in which they are due; that at the end of the run is `finish`'s
     assert steps == ([26, 50, 76] if script is td3 else [30, 50])

@@ -7,10 +7,7 @@ collection or in another.
 import importlib
 import json
 import math
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,25 +18,20 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, Result, curves, new_run, only_run, stopped, train, wait_for
+from conftest import SCRIPTS, Result, curves, flags_of, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SHORT = {
-    "ppo": "--num-envs 2 --num-steps 16 --num-minibatches 2 --update-epochs 2 --hidden-size 8",
-    "a2c": "--num-envs 2 --num-steps 5 --hidden-size 8",
-    "dqn": "--num-envs 2 --learning-starts 100 --batch-size 8 --hidden-sizes 8 8",
-    "td3": "--num-envs 2 --learning-starts 100 --batch-size 8 --hidden-sizes 8 8",
-}
 COMMON = "--total-timesteps 200 --eval-episodes 2 --log-frequency 20"
 DISCRETE, REAL, NONE = {"ppo", "a2c", "dqn"}, {"ppo", "a2c", "td3"}, set()
-SMALL = {  # the same for `train`
+SMALL = {
     "ppo": dict(num_envs=2, num_steps=16, num_minibatches=2, update_epochs=2, hidden_size=8),
     "a2c": dict(num_envs=2, hidden_size=8),
     "dqn": dict(num_envs=2, learning_starts=100, batch_size=8, hidden_sizes=(8, 8)),
     "td3": dict(num_envs=2, learning_starts=100, batch_size=8, hidden_sizes=(8, 8)),
 }
+SHORT = {script: flags_of(settings) for script, settings in SMALL.items()}
 BOX = {"ppo": "", "a2c": "", "dqn": "", "td3": "Box"}  # the suffix of an environment for it
 
 
@@ -55,14 +47,13 @@ def name(request):
 
 
 SPACES = {  # the scripts that train; of the line with which the others refuse, a word
-    **dict.fromkeys(["Int8", "Int32", "UInt8", "Int32Start", "Start"], (DISCRETE, "Discrete")),
-    **dict.fromkeys(["Float16", "Float64", "Matrix", "LargeFloat16"], (REAL, "Box")),
-    **dict.fromkeys(["Lopsided", "Scalar"], (REAL, "Box")),
+    **dict.fromkeys(["Int8", "UInt8", "Int32Start"], (DISCRETE, "Discrete")),
+    **dict.fromkeys(["Matrix", "LargeFloat16", "Lopsided", "Scalar"], (REAL, "Box")),
     "WholeNumbers": (NONE, "int64"),
-    **dict.fromkeys(["Several", "SeveralInt32", "SeveralInt8"], (NONE, "MultiDiscrete")),
-    **dict.fromkeys(["Parts", "PartsStart", "Mixture"], (NONE, "Tuple")),
+    "Several": (NONE, "MultiDiscrete"),
+    "Parts": (NONE, "Tuple"),
     "Switches": (NONE, "MultiBinary"),
-    "HalfOpen": ({"ppo", "a2c"}, "actions? (must|needs)"),
+    **dict.fromkeys(["HalfOpen", "Endless", "Wide"], ({"ppo", "a2c"}, "every action needs bounds")),
     "Mixed": (DISCRETE, "Discrete"),
     **dict.fromkeys(["StackedColour", "StackedGrey", "Grey", "GreyLast"], (DISCRETE, "no vector")),
     "ColourFirst": (DISCRETE, "no vector"),
@@ -100,13 +91,6 @@ def test_several_actions_at_once_are_as_declared(command, env, flags):
     command("ppo_multidiscrete", flags)
 
 
-def test_other_actions_than_several_are_refused(refused):
-    words = dict.fromkeys(["Mixture", "Switches", "Int8"], "takes MultiDiscrete and Tuple of")
-    for env in ("Mixture", "Switches", "Int8", "Float16", "Empty", "Grid"):
-        flags = f"--env-id environments:{env}-v0 {COMMON} {SHORT['ppo']}"
-        assert words.get(env, "") in refused("ppo_multidiscrete", flags)
-
-
 PPO_VARIANTS = ["ppo_lstm", "ppo_rnd", "ppo_network --batch-norm", "ppo_seeds --num-seeds 2"]
 Q_VARIANTS = ["dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
 Q_VARIANTS += ["dqn_quantile", "ppo_pqn"]
@@ -127,14 +111,6 @@ def test_variants_take_real_actions(command, variant):
     name, *flags = variant.split()
     words = ["--env-id environments:Lopsided-v0", COMMON, SHORT[name.split("_")[0]], *flags]
     command(name, " ".join(words))
-
-
-@pytest.mark.parametrize("variant", PPO_VARIANTS + Q_VARIANTS + TD3_VARIANTS)
-def test_variants_refuse_what_their_parents_do(refused, variant):
-    name, *flags = variant.split()
-    for env in ("Several", "Empty", "Grid"):
-        words = [f"--env-id environments:{env}-v0", COMMON, SHORT[name.split("_")[0]], *flags]
-        refused(name, " ".join(words))
 
 
 OTHERS = ["ppo_multidiscrete", "ppo_mask", "ppo_pqn", "ppo_hybrid", "ppo_dict"]
@@ -186,6 +162,7 @@ ENDS = {
 ENDS["a2c"], c51 = ENDS["ppo"], dict(n_atoms=11, v_min=0, v_max=5)
 ENDS["dqn"] = [{}, {"double": True, "n_step": 1}, c51, c51 | {"double": True, "dueling": True}]
 ENDS |= {"dqn_quantile": [{}], "ppo_pqn": [{}], "td3_sac": [{}, {"quantiles": 5, "drop": 2}]}
+ENDS["ppo_lstm"] = [{}]
 
 
 @pytest.mark.parametrize("name, own", [(name, own) for name, each in ENDS.items() for own in each])
@@ -214,19 +191,6 @@ def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command):
     assert error.value.__notes__[0].startswith("to resume: python ")
 
 
-def test_stacked_colour_and_grey_go_through_the_convolutions():
-    found = {}
-    for env in environments.FILMS.keys() - {"Grid", "Strip"}:
-        envs = ppo.make_envs(ppo.RunArgs(env_id=f"environments:{env}-v0", torch_threads=1), 1)
-        obs, _ = envs.reset(seed=[0])
-        agent = ppo.make_agent(ppo.Args(), envs.single_observation_space, environments.THREE)
-        found[env] = agent.trunk[0].weight.shape[1]
-        assert obs.shape[1:] == envs.single_observation_space.shape and obs.dtype == np.uint8
-    channels = {"StackedColour": 12, "StackedGrey": 4, "Grey": 1, "GreyLast": 1, "ColourFirst": 3}
-    channels |= {"Colour": 3, "Square": 3}
-    assert found == channels
-
-
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_pictures_of_0_and_1_are_not_divided_by_255(name):
     module, hashes = importlib.import_module(name), set()
@@ -253,21 +217,6 @@ def test_what_cannot_be_filmed_is_refused(refused):
     assert "render" in message or "picture" in message
 
 
-ARGUMENTS = {
-    '{"speed": 3}': "speed",
-    "{length: 3}": "--env-kwargs",
-    "[3]": "JSON object",
-    "3": "JSON object",
-    "": "--env-kwargs",
-}
-
-
-def test_arguments_that_the_environment_does_not_take_are_refused(refused):
-    flags = f"--env-id environments:Ending-v0 {SHORT['ppo']}"
-    for kwargs, message in ARGUMENTS.items():
-        assert message in refused("ppo", flags, "--env-kwargs", kwargs), kwargs
-
-
 def test_arguments_of_an_environment_are_kept(command):
     """By args.json, --resume and --evaluate; a config has them as a table."""
     kwargs, own = '{"length": 3}', small("ppo", "Ending", checkpoint_frequency=64)
@@ -290,14 +239,26 @@ def test_arguments_of_an_environment_are_kept(command):
     assert typed.line("evaluation") == "return 3.0 +- 0.0"
 
 
+IMAGES = "--env-id environments:Colour-v0"
+PONG = "--env-id ALE/Pong-v5 --torch-threads 1"
+NO_EFFECT = {  # what is typed, and why it is refused; of --bf16 see test_bf16.py
+    "ppo --log-std-init 0.5": "log_std_init=0.5 has no effect with discrete actions",
+    f"ppo {IMAGES} --hidden-size 32": "hidden_size=32 has no effect with images",
+    f"dqn {IMAGES} --hidden-sizes 8 8": "hidden_sizes=(8, 8) has no effect with images",
+    "dqn --v-min 0": "v_min=0.0 has no effect without n_atoms",
+    "dqn --n-atoms 51 --loss mse": "loss=mse has no effect with n_atoms",
+    "dqn --exploration-steps 500 --exploration-fraction 0.5": "with exploration_steps",
+    "td3 --policy-noise 0 --noise-clip 0.3": "noise_clip=0.3 has no effect without policy_noise",
+    "ppo --episodic-life": "episodic_life",
+    "ppo --sticky-actions 0.25": "sticky_actions",
+    f"ppo {PONG} --async-envs": "async_envs",
+    f"ppo {PONG} --norm-obs": "norm_obs for vectors",
+}
+
+
 def test_flags_that_cannot_apply_are_refused(refused):
-    """That --bf16 is for images is tested in test_bf16.py."""
-    ale, other = "--env-id ALE/Pong-v5", "--env-id environments:Ending-v0"
-    for flags in (f"{other} --episodic-life", f"{other} --sticky-actions 0.25"):
-        assert flags.split()[2].strip("-").replace("-", "_") in refused("ppo", flags)
-    assert "async_envs" in refused("ppo", f"{ale} --async-envs")
-    for name in ("ppo", "a2c"):
-        assert "norm_obs for vectors" in refused(name, f"{ale} --norm-obs --torch-threads 1")
+    for line, words in NO_EFFECT.items():
+        assert words in refused(*line.split(maxsplit=1)), line
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
@@ -331,69 +292,6 @@ def test_async_envs_give_the_same_run_and_resume_exactly():
     run = train(ppo, **own, async_envs=True, resume=str(cut.folder))
     run.envs.close()
     assert run.hash() == plain
-
-
-def start(tmp_path, name, *flags):
-    """The command as a process in a session of its own."""
-    command = [sys.executable, ROOT / "algos" / f"{name}.py", *flags]
-    with open(tmp_path / "err", "w") as err:
-        return subprocess.Popen(
-            list(map(str, command)), cwd=tmp_path, stderr=err, stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-
-
-def processes(session: int) -> list:
-    """Command lines of those of a session that still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it has just ended
-            continue
-        if int(its_session) == session and state != "Z":
-            found.append(path.parent.name)
-    return found
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path, end):
-    """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
-    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
-    flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
-    flags += " --log-frequency 1"
-    kwargs = '{"last": 0, "seconds": 0.002}'
-    process = start(tmp_path, "ppo", *flags.split(), "--env-kwargs", kwargs)
-    wait_for(lambda: list(tmp_path.rglob("best.npz")) or process.poll() is not None)
-    started = processes(process.pid)
-    assert len(started) >= 4, (tmp_path / "err").read_text()
-    if end == signal.SIGINT:
-        (events,) = tmp_path.rglob("events.*")
-        size = events.stat().st_size + 20_000
-        for number in map(int, started):
-            if number != process.pid:
-                os.kill(number, end)
-        wait_for(lambda: events.stat().st_size > size or process.poll() is not None)
-        assert process.poll() is None
-    process.send_signal(end)
-    process.wait(300)
-    wait_for(lambda: not processes(process.pid))
-    if end == signal.SIGINT:  # nothing of the environments
-        said = (tmp_path / "err").read_text()
-        assert process.returncode == 130 and "Traceback" not in said, said
-        assert "\nstopped; to resume: " in said, said
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_a_dead_environment_ends_the_run_with_its_error(tmp_path, kill):
-    flags = f"--env-id environments:Failing-v0 --async-envs {COMMON} {SHORT['ppo']}".split()
-    kwargs = json.dumps({"kill": kill, "last": 40})
-    process = start(tmp_path, "ppo", *flags, "--env-kwargs", kwargs)
-    assert process.wait(300) == 1
-    error = (tmp_path / "err").read_text()
-    assert ("EOFError" if kill else "RuntimeError: the simulator gave up") in error
-    assert error.strip().splitlines()[-1].startswith("to resume: python ")
-    wait_for(lambda: not processes(process.pid))
 
 
 @pytest.mark.slow
@@ -437,7 +335,7 @@ def test_a_natively_batched_environment_trains_and_resumes(name, monkeypatch, ca
     assert result.hash == whole.hash() and "return " in result.line("evaluation")
 
 
-def test_what_is_batched_in_another_way_is_refused(capsys):
+def test_what_is_batched_in_another_way_is_refused(failure):
     """Other observations, and environments that begin anew a step later, as gymnasium's own do."""
     later = {"metadata": gym.make_vec("CartPole-v1").metadata}
     refused = [(later, "SAME_STEP, not AutoresetMode.NEXT_STEP")]
@@ -452,9 +350,8 @@ def test_what_is_batched_in_another_way_is_refused(capsys):
             vars(envs).update(change)
             return envs
 
-        with pytest.raises(SystemExit, match="2"):
-            ppo.Run("ppo", ppo.RunArgs(), ppo.make_agent, ppo.evaluation_policy, make_envs)
-        assert words in capsys.readouterr().err
+        parts = ppo.make_agent, ppo.evaluation_policy, make_envs
+        assert words in failure(ppo.Run, "ppo", ppo.RunArgs(), *parts)
         assert not Path("runs").exists()
 
 

@@ -101,19 +101,6 @@ def pairs_things(node):
     return not set.intersection(*sides) and not targets <= set().union(*sides)
 
 
-def test_what_pairs_things_and_what_does_not():
-    found = {
-        "a, b = b, a": False,
-        "low, high = space.low, space.high": False,
-        "next_obs, rewards = run.step(actions)": False,
-        "sizes = 3, 5": False,
-        "layers, n = [], args.n": True,
-        "self.low, self.high = low, high": True,
-        "agent, target.device = run.agent, device": True,
-    }
-    assert {text: pairs_things(ast.parse(text).body[0]) for text in found} == found
-
-
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, "tasks", "load"])
 def test_a_line_is_one_thought(name):
     source = (ROOT / "algos" / f"{name}.py").read_text()

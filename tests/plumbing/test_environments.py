@@ -73,21 +73,6 @@ def test_the_cnn_takes_images_of_any_size(height, width):
     assert agent(obs).shape == (2, 5) and agent.value(features).shape == (2,)
 
 
-def test_the_nature_cnn_has_its_published_shapes():
-    agent = ppo.Agent(ppo.Args(), images(4, 84, 84), gym.spaces.Discrete(6))
-    shapes = [tuple(p.shape) for name, p in agent.named_parameters() if "weight" in name]
-    cnn = [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136)]
-    assert shapes == [*cnn, (6, 512), (1, 512)]
-
-
-def test_discrete_observations_become_one_hot():
-    env = ppo.make_env("FrozenLake-v1")
-    obs, _ = env.reset(seed=0)
-    assert obs.tolist() == [1.0] + [0.0] * 15
-    env = ppo.make_env("Blackjack-v1")
-    assert env.observation_space.shape == (32 + 11 + 2,)
-
-
 def test_dict_observations_are_flattened_and_can_be_recovered():
     env = ppo.make_env("environments:Mixed-v0")
     env.reset()
@@ -215,13 +200,11 @@ def test_an_evaluation_ends_where_episodes_do_not(capsys):
 @pytest.mark.parametrize(
     "env_id, module", [("AntBulletEnv-v0", "pybullet_envs_gymnasium"), ("LunarLander-v3", "Box2D")]
 )
-def test_a_missing_package_is_named(monkeypatch, capsys, env_id, module):
+def test_a_missing_package_is_named(monkeypatch, failure, env_id, module):
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit):
-        ppo.make_envs(arguments(env_id), 1)
-    assert module.lower() in capsys.readouterr().err.lower()
+    assert module.lower() in failure(ppo.make_envs, arguments(env_id), 1).lower()
 
 
 def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():

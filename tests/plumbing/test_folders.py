@@ -1,7 +1,6 @@
 """What lies in a run folder: whose it is, what may be in it, who writes it."""
 
 import collections
-import importlib
 import json
 import os
 import shutil
@@ -61,12 +60,11 @@ def test_curves_stay_in_order_when_the_clock_does_not(monkeypatch, hours):
     assert steps == sorted(set(steps)) and len(steps) == 8
 
 
-def test_a_folder_has_one_writer(capsys):
+def test_a_folder_has_one_writer(failure):
     run = new_run(ppo, **TINY["ppo"])
     run.start(agent=run.agent)
-    with pytest.raises(SystemExit, match="2"):
-        new_run(ppo, **TINY["ppo"], resume=str(run.folder))
-    assert f"another process trains in {run.folder}" in capsys.readouterr().err
+    said = failure(new_run, ppo, **TINY["ppo"], resume=str(run.folder))
+    assert f"another process trains in {run.folder}" in said
     run.close()
     new_run(ppo, **TINY["ppo"], resume=str(run.folder)).close()
 
@@ -169,13 +167,10 @@ def test_a_game_has_one_name(monkeypatch):
     assert parse(ppo, ["--env-id", "ale_py:ALE/Pong-v5"]).env_id == "ALE/Pong-v5"
 
 
-@pytest.mark.parametrize("name", ["ppo", "td3"])
-def test_what_is_saved_of_training_is_not_an_evaluations(name, command):
+def test_what_is_saved_of_training_is_not_an_evaluations(command):
     """A film where there is no screen, for example."""
-    module = importlib.import_module(name)
-    run = train(module, **TINY[name] | {"env_id": "Pendulum-v1"}, capture_video=True)
+    run = train(ppo, **TINY["ppo"], capture_video=True)
     run.finish()
     films = sorted((run.folder / "videos").iterdir())
-    command(name, "--evaluate", run.folder)
+    command("ppo", "--evaluate", run.folder)
     assert sorted((run.folder / "videos").iterdir()) == films
-    torch.set_num_threads(1)

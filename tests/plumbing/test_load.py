@@ -96,17 +96,8 @@ def test_a_copy_of_a_variant_is_loaded_whatever_its_name(beside):
     )  # fmt: skip
 
 
-def refused(capsys, *arguments) -> str:
-    """The one line with which load ends the program."""
-    with pytest.raises(SystemExit) as exit:
-        load(*arguments)
-    out, err = capsys.readouterr()
-    assert exit.value.code == 2 and out == "" and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize("name", ["os", "json", "load", "tasks", "evil", "../evil", "a b", 3, None])
-def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, capsys, name):
+def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, failure, name):
     """But for a script beside load.py: neither a module of Python's, nor a file that lies here."""
     (tmp_path / "run").mkdir()
     (tmp_path / "evil.py").write_text('open("imported", "w")\nmain("evil")')
@@ -114,15 +105,15 @@ def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, capsys, name
     monkeypatch.chdir(tmp_path)
     about = {"algo": name, "args": {"env_id": "os:system", "env_kwargs": '{"command": "ls"}'}}
     (tmp_path / "run" / "args.json").write_text(json.dumps(about))
-    assert f"no script beside load.py is named {name!r}" in refused(capsys, tmp_path / "run")
+    assert f"no script beside load.py is named {name!r}" in failure(load, tmp_path / "run")
     assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}"])
-def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, capsys, text):
+def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, failure, text):
     if text is not None:
         (tmp_path / "args.json").write_text(text)
-    assert f"load: {tmp_path}/args.json: " in refused(capsys, tmp_path)
+    assert f"load: {tmp_path}/args.json: " in failure(load, tmp_path)
 
 
 def test_a_folder_of_another_script_or_version_says_so(capsys):

@@ -4,6 +4,7 @@ All four scripts have the same bytes of it, so ppo.py stands for them here.
 """
 
 import json
+import weakref
 
 import numpy as np
 import ppo
@@ -140,6 +141,16 @@ def test_points_of_the_curves_are_means_since_the_last_one():
     assert curve(run, "losses/a") == {20: 6.0, 40: 7.0}
     assert curve(run, "charts/b") == {20: 4.5, 40: -3.0}
     assert curve(run, "charts/c") == {20: 0.5}
+
+
+def test_updates_between_two_points_of_the_curves_do_not_pile_up():
+    run, alive, most = logging_run(), weakref.WeakSet(), []
+    for _ in range(999):
+        loss = torch.zeros(())
+        alive.add(loss)
+        run.log({"losses/a": loss})
+        most.append(len(alive))
+    assert max(most) < 10
 
 
 def test_what_is_not_known_is_left_out_of_the_means():

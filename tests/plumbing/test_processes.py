@@ -1,18 +1,14 @@
 """Environments in processes, programs that they start, and every way in which a run ends."""
 
-import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import ppo
 import pytest
-from conftest import ROOT, new_run, only_run, stopped, train
+from conftest import ROOT, new_run, only_run, stopped, train, wait_for
 
 SMALL = dict(num_envs=2, num_steps=16, update_epochs=2, hidden_size=8, eval_episodes=2)
 FLAGS = "--num-envs 2 --num-steps 16 --update-epochs 2 --hidden-size 8 --eval-episodes 2"
@@ -22,18 +18,9 @@ def small(name, **own):
     return SMALL | dict(env_id=f"environments:{name}-v0", total_timesteps=320) | own
 
 
-def start(tmp_path, *flags):
-    """ppo.py as a process in a session of its own, which Ctrl-C reaches as a whole."""
-    command = [sys.executable, ROOT / "algos" / "ppo.py", *FLAGS.split(), *flags]
-    with open(tmp_path / "err", "w") as err, open(tmp_path / "out", "w") as out:
-        return subprocess.Popen(
-            list(map(str, command)), cwd=tmp_path, stderr=err, stdout=out, start_new_session=True
-        )
-
-
-def processes(session: int) -> list:
-    """Names of the processes of a session that still run."""
-    found = []
+def processes(session: int) -> dict:
+    """{pid: name} of the processes of a session that still run."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             before, _, after = path.read_text().rpartition(")")
@@ -41,49 +28,62 @@ def processes(session: int) -> list:
             continue
         state, _, _, its_session = after.split()[:4]
         if int(its_session) == session and state != "Z":
-            found.append(before.partition("(")[2])
+            found[int(path.parent.name)] = before.partition("(")[2]
     return found
 
 
-def wait_until(condition):
-    end = time.monotonic() + 300  # long, for a busy machine
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-WAYS = ["Ctrl-C", "SIGTERM", "error"]
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_however_a_run_ends_its_programs_end_with_it(tmp_path, way, asynchronous):
+@pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM", "error"])
+def test_however_a_run_ends_its_programs_end_with_it(start, tmp_path, way, asynchronous):
+    """And it says in a line how to go on."""
+    flags = f"{FLAGS} --env-id environments:Program-v0 --total-timesteps 100000000 --env-kwargs"
     kwargs = json.dumps({"last": 600 if way == "error" else 0})
-    flags = ["--env-id", "environments:Program-v0", "--total-timesteps", 10**8]
-    flags += ["--async-envs"] if asynchronous else []
-    process = start(tmp_path, *flags, "--env-kwargs", kwargs)
+    process = start("ppo", flags, kwargs, *["--async-envs"] * asynchronous)
     if way != "error":
-        wait_until(lambda: list(tmp_path.glob("runs/*/*/*/events*")) or process.poll())
-        wait_until(lambda: processes(process.pid).count("sleep") == 2 or process.poll())
-        wait_until(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
+        wait_for(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
+        programs = lambda: list(processes(process.pid).values()).count("sleep")  # noqa: E731
+        wait_for(lambda: programs() == 2 or process.poll())
         end = signal.SIGINT if way == "Ctrl-C" else signal.SIGTERM
         (os.killpg if way == "Ctrl-C" and asynchronous else os.kill)(process.pid, end)
     status = {"Ctrl-C": 130, "SIGTERM": 143, "error": 1}[way]
-    assert process.wait(300) == status, (tmp_path / "err").read_text()
-    wait_until(lambda: not processes(process.pid))
-    last = (tmp_path / "err").read_text().strip().splitlines()[-1]
+    said = tmp_path / "err"
+    assert process.wait(300) == status, said.read_text()
+    wait_for(lambda: not processes(process.pid))
     folder = only_run(tmp_path).relative_to(tmp_path)
-    assert f"to resume: python {ROOT}/algos/ppo.py --resume {folder}" in last
+    *others, last = (x for x in said.read_text().splitlines() if x.strip() and "steps/s" not in x)
+    assert last.endswith(f"to resume: python {ROOT}/algos/ppo.py --resume {folder}")
+    assert way == "error" or (others == [] and last.startswith("stopped; "))
 
 
-def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path):
-    """Nothing can be closed then, but processes notice that nobody asks them any more."""
-    flags = "--env-id environments:Chatty-v0 --async-envs --total-timesteps 100000000"
-    process = start(tmp_path, *flags.split())
-    wait_until(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
-    process.kill()
-    process.wait()
-    wait_until(lambda: not processes(process.pid))
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_killed_leaves_no_process_behind(start, tmp_path, end):
+    """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
+    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
+    flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
+    flags += " --log-frequency 1 --env-kwargs"
+    process = start("ppo", flags, '{"last": 0, "seconds": 0.002}')
+    wait_for(lambda: list(tmp_path.rglob("best.npz")) or process.poll() is not None)
+    started = processes(process.pid)
+    assert len(started) >= 4, (tmp_path / "err").read_text()
+    if end == signal.SIGINT:
+        (events,) = tmp_path.rglob("events.*")
+        size = events.stat().st_size + 20_000
+        for number in started.keys() - {process.pid}:
+            os.kill(number, end)
+        wait_for(lambda: events.stat().st_size > size or process.poll() is not None)
+        assert process.poll() is None
+    process.send_signal(end)
+    process.wait(300)
+    wait_for(lambda: not processes(process.pid))
+
+
+def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
+    flags = f"{FLAGS} --env-id environments:Failing-v0 --async-envs --env-kwargs"
+    process = start("ppo", flags, '{"kill": true, "last": 40}')
+    assert process.wait(300) == 1
+    error = (tmp_path / "err").read_text()
+    assert "EOFError" in error and "\nto resume: python " in error
+    wait_for(lambda: not processes(process.pid))
 
 
 def test_an_evaluation_closes_its_environments_when_it_fails():
@@ -113,26 +113,18 @@ def test_infos_that_no_process_can_send_end_no_run():
     run.close()
 
 
-@pytest.mark.parametrize("name", ["ppo", "td3"])
-def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(name):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(asynchronous):
     """In processes, too: each has generators of its own."""
-    module = importlib.import_module(name)
-    if name == "td3":
-        own = dict(env_id="environments:BornBox-v0", total_timesteps=160, learning_starts=20)
-        own |= dict(num_envs=2, batch_size=8, hidden_sizes=(8, 8), eval_episodes=2)
-    else:
-        own = small("Born")
-    own |= dict(checkpoint_frequency=64)
-    for asynchronous in (False, True):
-        whole = train(module, **own, async_envs=asynchronous)
-        whole.close()
-        np.random.seed(5)
-        again = train(module, **own, async_envs=asynchronous)
-        again.close()
-        cut = stopped(new_run(module, **own, async_envs=asynchronous), module.train, after=100)
-        resumed = train(module, **own, async_envs=asynchronous, resume=str(cut.folder))
-        resumed.close()
-        assert whole.hash() == again.hash() == resumed.hash()
+    own = small("Born", checkpoint_frequency=64, async_envs=asynchronous)
+    whole = train(ppo, **own)
+    np.random.seed(5)
+    again = train(ppo, **own)
+    cut = stopped(new_run(ppo, **own), ppo.train, after=100)
+    resumed = train(ppo, **own, resume=str(cut.folder))
+    for run in (whole, again, resumed):
+        run.close()
+    assert whole.hash() == again.hash() == resumed.hash()
 
 
 def test_processes_are_no_forks_of_one_that_has_threads():

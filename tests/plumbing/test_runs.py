@@ -11,13 +11,10 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 import types
-import weakref
 from pathlib import Path
 
 import imageio
@@ -25,28 +22,17 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    SCRIPTS,
-    Result,
-    calls,
-    new_run,
-    only_run,
-    parse,
-    scalars,
-    stopped,
-    train,
-)  # fmt: skip
+from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
 from tqdm import tqdm
 
-STEPS = {"ppo": 3072, "a2c": 3072, "dqn": 3072, "td3": 1024}  # td3 has an update to every step
+STEPS = {"ppo": 2048, "a2c": 2048, "dqn": 2048, "td3": 1024}  # td3 has an update to every step
 SHORT = {  # runs that still update; the replay buffers wrap in them
-    "ppo": "--total-timesteps 3072 --checkpoint-frequency 512",
-    "a2c": "--total-timesteps 3072 --checkpoint-frequency 512 --num-steps 8",
+    "ppo": "--total-timesteps 2048 --checkpoint-frequency 512",
+    "a2c": "--total-timesteps 2048 --checkpoint-frequency 512 --num-steps 8",
     "td3": "--total-timesteps 1024 --checkpoint-frequency 256 --env-id Pendulum-v1 "
     "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
     "--log-frequency 50",
-    "dqn": "--total-timesteps 3072 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
+    "dqn": "--total-timesteps 2048 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
@@ -63,6 +49,8 @@ TINY = {  # two checkpoints and more; the schedules and the replay buffers go ac
         target_network_frequency=150, buffer_size=200, hidden_sizes=(16, 16)),
     "td3": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1", batch_size=16,
         buffer_size=200, hidden_sizes=(16, 16)),
+    "td3 of norms": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1",
+        batch_size=16, buffer_size=200, hidden_sizes=(16, 16), norm_obs=True, layer_norm=True),
     "dqn of frames": dict(env_id="ALE/Breakout-v5", total_timesteps=512, num_envs=2,
         learning_starts=50, train_frequency=64, gradient_steps=1, batch_size=16, n_step=3,
         buffer_size=200, checkpoint_frequency=256, episodic_life=True, clip_reward=True,
@@ -138,17 +126,6 @@ def test_an_evaluation_leaves_the_generator_of_torch_and_does_not_depend_on_it(m
     assert returns[0] == returns[1] and len({*returns[0]}) > 1
 
 
-def test_a_part_that_no_run_could_resume_from_ends_it_before_it_begins():
-    class Counts(torch.nn.Module):
-        def state_dict(self):
-            return {"counts": np.zeros(3)}
-
-    run = new_run(ppo)
-    with pytest.raises(TypeError, match="no run could resume from these parts"):
-        run.start(agent=run.agent, counts=Counts())
-    assert run.step_count == 0 and not (run.folder / "args.json").exists()
-
-
 def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
     @dataclasses.dataclass
     class Args(ppo.RunArgs):
@@ -161,15 +138,13 @@ def test_an_argument_without_a_value_comes_back_as_that(tmp_path):
     assert args.share is None and args.file == Path("b")
 
 
-def test_an_argument_that_cannot_come_back_ends_the_run_before_it_begins(capsys):
+def test_an_argument_that_cannot_come_back_ends_the_run_before_it_begins(failure):
     @dataclasses.dataclass
     class Args(ppo.RunArgs):
         weights: dict[str, float] = dataclasses.field(default_factory=lambda: {"speed": 1.0})
 
     run = ppo.Run("ppo", Args(), ppo.make_agent, ppo.evaluation_policy)
-    with pytest.raises(SystemExit, match="2"):
-        run.start(agent=run.agent)
-    assert run.step_count == 0 and "--weights" in capsys.readouterr().err
+    assert "--weights" in failure(run.start, agent=run.agent) and run.step_count == 0
 
 
 def test_a_notebook_may_extend_the_arguments(monkeypatch):
@@ -366,24 +341,7 @@ def test_vectors_take_one_thread_of_torch():
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("name", ["dqn", "td3"])
-def test_updates_between_two_points_of_the_curves_do_not_pile_up(name, monkeypatch):
-    module, alive, most = importlib.import_module(name), weakref.WeakSet(), []
-
-    def update(*_):
-        loss = torch.zeros(())
-        alive.add(loss)
-        most.append(len(alive))
-        return {"losses/loss": loss}
-
-    monkeypatch.setattr(module, "update" if name == "dqn" else "update_critics", update)
-    settings = TINY[name] | dict(total_timesteps=2_500, log_frequency=10**9, batch_size=16)
-    if name == "dqn":
-        settings |= dict(train_frequency=1, gradient_steps=1)
-    train(module, **settings)
-    assert len(most) > 2_400 and max(most) < 10
-
-
+@pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     run = train(importlib.import_module(name), **TINY[name] | dict(total_timesteps=500))
     run.finish()
@@ -391,32 +349,15 @@ def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
     assert max(step for _, step in scalars(run.folder)) == 500
 
 
-def test_ctrl_c_says_in_a_line_how_to_go_on(tmp_path):
-    command = [sys.executable, ROOT / "algos" / "ppo.py", "--total-timesteps", "8000000"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.3)
-    before = (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert (only_run(tmp_path) / "checkpoint.pt").stat().st_mtime_ns == before
-    lines = [x for x in err.splitlines() if x.strip() and "/8000000 [" not in x]  # no bar
-    folder = only_run(tmp_path).relative_to(tmp_path)
-    assert lines == [f"stopped; to resume: python {ROOT}/algos/ppo.py --resume {folder}"]
-
-
+@pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
     message = r"losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)"
     with pytest.raises(FloatingPointError, match=message) as error:
         command(name, SHORT[name], "--env-id", env_id)
     folder = only_run(tmp_path)
-    resume = shlex.join(
-        ["python", f"{ROOT}/algos/{name}.py", "--resume", str(folder.relative_to(tmp_path))]
-    )
+    script, path = f"{ROOT}/algos/{name}.py", str(folder.relative_to(tmp_path))
+    resume = shlex.join(["python", script, "--resume", path])
     assert error.value.__notes__ == [f"to resume: {resume}"]
     with np.load(folder / "weights.npz") as weights:
         assert all(np.isfinite(weights[k]).all() for k in weights.files if "action_" not in k)
@@ -439,7 +380,7 @@ def test_initial_weights_travel_by_name(refused):
         assert f"{file}: " in error and message in error
 
 
-def test_statistics_travel_with_the_weights(tmp_path):
+def test_statistics_travel_with_the_weights(failure):
     run = train(ppo, **TINY["ppo"])
     run.finish()
     settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
@@ -447,8 +388,8 @@ def test_statistics_travel_with_the_weights(tmp_path):
     assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
     obs = torch.full((1, *run.obs_space.shape), 7.0)
     torch.testing.assert_close(again.agent.features(obs), run.agent.features(obs))
-    with pytest.raises(SystemExit):  # an agent without them would see something else
-        new_run(ppo, **settings | dict(norm_obs=False))
+    # an agent without them would see something else
+    failure(new_run, ppo, **settings | dict(norm_obs=False))
 
 
 def test_every_argument_is_read_somewhere(name):
@@ -522,21 +463,18 @@ BAD_INPUT = {
     "an unknown version": ("--env-id CartPole-v7", "v7"),
     "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "No module named"),
     "observations of any size": ("--env-id environments:Sentence-v0", "no fixed size"),
-    "an infinite rate": ("--learning-rate inf", "learning_rate=inf must be a finite number"),
     "a seed beyond 64 bits": ("--seed 1e30", "must lie between 0 and 9223372036854775807"),
     "too many threads": ("--torch-threads 100000", "torch_threads=100000 must lie between"),
     "a device without numbers": ("--device meta", "--device meta: "),
     "a name that leaves the folder": ("--exp-name ../../x", "exp_name=../../x must be"),
-    "a name with a folder": ("--exp-name a/b", "exp_name=a/b must be"),
     "a name of 300 letters": (f"--exp-name {300 * 'a'}", "must be at most 100"),
     "arguments that are no JSON": ("--env-kwargs {length:3}", "--env-kwargs {length:3} must be"),
+    "arguments that are no object": ("--env-kwargs [3]", "JSON object"),
     "a space without a policy": ("--env-id environments:Several-v0", "MultiDiscrete"),
     "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
     "a wrong type": ("--num-envs 2.5", "--num-envs"),
     "one out of range": ("--gamma 1.5", "gamma=1.5 must lie between 0 and 1"),
     "not a number": ("--learning-rate nan", "learning_rate=nan must be a finite number"),
-    "a negative count": ("--num-steps -1", "num_steps=-1 must lie between 1 and inf"),
-    "a negative seed": ("--seed -1", "seed=-1 must lie between 0 and"),
     "sizes that do not divide": (
         "--num-minibatches 7",
         "num_minibatches=7 must divide num_envs * num_steps=256",
@@ -546,8 +484,6 @@ BAD_INPUT = {
         "num_envs=8 must divide total_timesteps=1001",
     ),
     "a device that is not there": ("--device cuda", "cuda"),
-    "a device of no kind": ("--device abacus", "abacus"),
-    "no config": ("--config missing.toml", "missing.toml"),
     "no config of that name": ("--config missing", "missing.toml"),
     "no such table": ("--config good.toml:other", "good.toml has no table [other], but "),
     "an unknown field": ("--config good.toml:typo", "good.toml: [typo]: Unrecognized options"),

@@ -225,16 +225,12 @@ def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, capsys):
     assert not (results / "imported").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"algo": "ppo"}', '{"algo": "ppo", "args": 1}'])
-def test_a_broken_args_json_is_a_line(results, text):
+def test_what_is_broken_in_a_folder_is_a_line(results):
     write_curves(results / "run", 8.0)
-    (results / "run" / "args.json").write_text(text)
-    with pytest.raises(report.UserError, match=r"args\.json cannot be read"):
-        compare.read_any_run(results / "run")
-
-
-def test_broken_numbers_and_weights_are_a_line(results):
-    write_curves(results / "run", 8.0)
+    for text in ("{", "[]", '{"algo": "ppo"}', '{"algo": "ppo", "args": 1}'):
+        (results / "run" / "args.json").write_text(text)
+        with pytest.raises(report.UserError, match=r"args\.json cannot be read"):
+            compare.read_any_run(results / "run")
     saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": [0.9]}}
     (results / "run" / "args.json").write_text(json.dumps(saved))
     with pytest.raises(report.UserError, match="has no number as gamma"):
@@ -288,119 +284,94 @@ def test_where_a_whole_curve_lies_among_the_seeds(results):
     assert said(values) == []
 
 
-class Curves:
-    """Curves of a thousand steps between points, made up; `symptoms` what is said of them."""
-
-    def __init__(self, floor=-np.inf, **args):
-        defaults = {"total_timesteps": 50_000, "num_envs": 1, "gamma": 0.99}
-        self.args = {name: str(value) for name, value in (defaults | args).items()}
-        self.floor = floor
-
-    def symptoms(self, episode=(200.0, 200.0), epsilon=0.1, every=1_000, **losses) -> list[str]:
-        """losses: lists, a value a point, or one value for all points."""
-        length = max(len(values) for values in losses.values() if isinstance(values, list))
-        steps = [every * i for i in range(1, length + 1)]
-        curves = {f"losses/{tag}": values for tag, values in losses.items()}
-        curves |= {"charts/epsilon": epsilon}
-        if episode is not None:
-            curves |= {"charts/episodic_return": episode[0], "charts/episodic_length": episode[1]}
-        curves = {
-            tag: list(
-                zip(steps, values if isinstance(values, list) else [values] * length, strict=True)
-            )
-            for tag, values in curves.items()
-        }
-        return compare.health(curves, self.args, self.floor)
+def symptoms(args=(), episode=(200.0, 200.0), epsilon=0.1, floor=-np.inf, **losses):
+    """What is said of curves with a point every 1,000 steps; a number stands for all points."""
+    args = {"total_timesteps": 50_000, "num_envs": 1, "gamma": 0.99} | dict(args)
+    length = max(len(values) for values in losses.values() if isinstance(values, list))
+    curves = {f"losses/{tag}": values for tag, values in losses.items()}
+    curves["charts/epsilon"] = epsilon
+    if episode is not None:
+        curves |= {"charts/episodic_return": episode[0], "charts/episodic_length": episode[1]}
+    points = {}
+    for tag, values in curves.items():
+        values = values if isinstance(values, list) else [values] * length
+        points[tag] = [(1_000 * i, value) for i, value in enumerate(values, 1)]
+    return compare.health(points, {name: str(value) for name, value in args.items()}, floor)
 
 
-def test_a_symptom_must_last_a_tenth_of_the_run_without_a_break():
-    assert not Curves().symptoms(explained_variance=[-0.5] * 5 + [0.1] + [-0.5] * 5)
-    (text,) = Curves().symptoms(explained_variance=[0.1] + [-0.5] * 40)
-    assert text.startswith("from step 2,000 on the explained variance is negative (-0.5)")
-    assert not Curves(num_envs=8).symptoms(explained_variance=[-0.5] * 16)
-    assert Curves(num_envs=8).symptoms(explained_variance=[-0.5] * 17)
-
-
-def test_what_is_not_finite_is_said_at_once():
-    (text,) = Curves().symptoms(value_loss=[1.0] * 9 + [np.nan] * 2, q_values=[1.0] * 10 + [np.inf])
-    assert text == "from step 10,000 on losses/value_loss is not finite"
-    assert not Curves().symptoms(explained_variance=[np.nan] + [0.5] * 10), "of equal returns"
-
-
-def test_returns_that_hardly_differ_need_no_explanation():
-    negative = [-0.5] * 20
-    # CartPole-v1 solved: returns of 100, which values miss by about 1; and one where they differ
-    assert not Curves().symptoms(explained_variance=negative, value_loss=0.5)
-    assert Curves().symptoms(explained_variance=negative, value_loss=200.0)
-    # gamma 0: the return is the reward, 1 at every step, and its variance the floor of 1e-8
-    assert not Curves(gamma=0).symptoms(explained_variance=[-1e6] * 20, value_loss=0.005)
-    # no reward found yet
-    assert not Curves().symptoms(explained_variance=[-1e5] * 20, value_loss=1e-3, episode=(0, 200))
-    # rewards that are divided by the deviation of their returns, of whatever size they were
-    large = {"episode": (-1e6, 200.0), "explained_variance": negative}
-    assert Curves(norm_reward=True).symptoms(**large, value_loss=0.5)
-    assert not Curves().symptoms(**large, value_loss=0.5)
-
-
+NEGATIVE = {"explained_variance": [-0.5] * 20}
 # Q of one-step targets on CartPole-v1 with hard updates, and of ten-step targets
 OVERESTIMATED = [52, 84, 105, 150, 177, 190, 255, 290, 310, 340, 370, 350]
-
-
 SOLVED = [10, 31, 52, 61, 70, 77, 84, 88, 91, 96, 103, 95]
+CLIPPED = {"clip_reward": True, "gamma": 0.9}  # rewards for ever are worth 10
+SMALL, LARGE = (2.0, 200.0), (20_000.0, 200.0)  # episodes with rewards of 0.01, of 100
+# C51 on CartPole-v1, solved; below with v_max at what rewards for ever are worth, and at a tenth
+ENDS = np.linspace(0.04, 0.93, 20).tolist()
+SPARSE = {"clip_reward": True, "gamma": 0.98}
+PONG = {"q_values": -2.3, "episode": (-20.0, 200.0)}
+FLOOR = 0.01 * np.log(2)
+
+HEALTH = [  # curves and arguments, how the one line about them begins or, where all is well, ""
+    # a symptom must last a tenth of the run without a break
+    ({"explained_variance": [-0.5] * 5 + [0.1] + [-0.5] * 5}, ""),
+    (
+        {"explained_variance": [0.1] + [-0.5] * 40},
+        "from step 2,000 on the explained variance is negative (-0.5)",
+    ),
+    ({"explained_variance": [-0.5] * 16, "args": {"num_envs": 8}}, ""),
+    ({"explained_variance": [-0.5] * 17, "args": {"num_envs": 8}}, "from step 1,000 on the expl"),
+    # but what is not finite is said at once; of equal returns nothing is explained
+    ({"value_loss": [1.0] * 9 + [np.nan] * 2}, "from step 10,000 on losses/value_loss is not fin"),
+    ({"explained_variance": [np.nan] + [0.5] * 10}, ""),
+    # returns that hardly differ need no explanation: CartPole-v1 solved, gamma 0, no reward found
+    (NEGATIVE | {"value_loss": 0.5}, ""),
+    (NEGATIVE | {"value_loss": 200.0}, "from step 1,000 on the explained variance"),
+    ({"explained_variance": [-1e6] * 20, "value_loss": 0.005, "args": {"gamma": 0}}, ""),
+    ({"explained_variance": [-1e5] * 20, "value_loss": 1e-3, "episode": (0, 200)}, ""),
+    # rewards that are divided by the deviation of their returns, of whatever size they were
+    (
+        NEGATIVE | {"value_loss": 0.5, "episode": (-1e6, 200.0), "args": {"norm_reward": True}},
+        "from step 1,000 on the explained variance",
+    ),
+    (NEGATIVE | {"value_loss": 0.5, "episode": (-1e6, 200.0)}, ""),
+    # Q above what rewards are worth, or as far below; not while actions are random
+    ({"q_values": OVERESTIMATED}, "from step 7,000 on Q is 350, where the largest mean reward"),
+    ({"qf1_values": OVERESTIMATED}, "from step 7,000 on Q is 350, where the largest mean reward"),
+    ({"q_values": SOLVED}, ""),
+    ({"q_values": [-q for q in OVERESTIMATED]}, "from step 7,000 on Q is -350"),
+    ({"q_values": OVERESTIMATED, "epsilon": 0.9}, ""),
+    ({"q_values": OVERESTIMATED, "episode": (0.0, 200.0)}, ""),
+    ({"q_values": OVERESTIMATED, "args": {"gamma": 1.0}}, ""),
+    # clipped rewards are worth what they are worth, whatever the game's score
+    ({"q_values": [9.0] * 20, "episode": SMALL, "args": {"gamma": 0.9}}, "from step 1,000 on Q is"),
+    ({"q_values": [9.0] * 20, "episode": SMALL, "args": CLIPPED}, ""),
+    ({"q_values": [21.0] * 20, "episode": LARGE, "args": {"gamma": 0.9}}, ""),
+    ({"q_values": [21.0] * 20, "episode": LARGE, "args": CLIPPED}, "from step 1,000 on Q is 21"),
+    # mass at the ends of the support is well where the returns are, as most of 0 at v_min
+    ({"mass_at_ends": ENDS, "q_values": 91.0}, ""),
+    (
+        {"mass_at_ends": ENDS, "q_values": 9.7},
+        "from step 11,000 on 74% of the return's distribution lies at",
+    ),
+    ({"mass_at_ends": ENDS, "q_values": 0.26, "episode": (0.4, 20.0), "args": SPARSE}, ""),
+    # DQN on Pong whose convolutions have no active unit left, and one that learns
+    (PONG | {"q_spread": [0.0] * 20}, "from step 1,000 on Q is -2.3 whatever the state"),
+    (PONG | {"q_spread": [0.01] * 20}, ""),
+    ({"q_spread": [0.0] * 20, "q_values": 0.0}, ""),
+    # entropy is watched in the first half; later the task is solved
+    ({"entropy": [0.5] * 3 + [1e-3] * 40, "floor": FLOOR}, "from step 4,000 on the entropy is 0.0"),
+    ({"entropy": [0.5] * 22 + [1e-3] * 28, "floor": FLOOR}, ""),
+    # an environment without an end; not when the run has just begun
+    ({"value_loss": [1.0] * 20, "episode": None}, "from step 1,000 on no episode ended: has the"),
+    ({"value_loss": [1.0] * 5, "episode": None}, ""),
+]
 
 
-def test_q_above_what_rewards_are_worth():
-    for tag in ("q_values", "qf1_values"):
-        q_above_what_rewards_are_worth(tag)
-
-
-def q_above_what_rewards_are_worth(tag):
-    (text,) = Curves().symptoms(**{tag: OVERESTIMATED})
-    assert text.startswith("from step 7,000 on Q is 350, where the largest mean reward, for ever,")
-    assert "is worth 100:" in text
-    assert not Curves().symptoms(**{tag: SOLVED})
-    assert Curves().symptoms(**{tag: [-q for q in OVERESTIMATED]}), "grown downwards"
-    assert not Curves().symptoms(**{tag: OVERESTIMATED}, epsilon=0.9), "rewards of random actions"
-    assert not Curves().symptoms(**{tag: OVERESTIMATED}, episode=(0.0, 200.0)), (
-        "no reward found yet"
-    )
-    assert not Curves(gamma=1.0).symptoms(**{tag: OVERESTIMATED})
-
-
-def test_q_of_clipped_rewards_is_not_held_to_those_of_the_game():
-    clipped = {"clip_reward": True, "gamma": 0.9}  # worth 10
-    small, large = (2.0, 200.0), (20_000.0, 200.0)  # episodes with rewards of 0.01, of 100
-    assert Curves(gamma=0.9).symptoms(q_values=[9.0] * 20, episode=small)
-    assert not Curves(**clipped).symptoms(q_values=[9.0] * 20, episode=small)
-    assert not Curves(gamma=0.9).symptoms(q_values=[21.0] * 20, episode=large)
-    (text,) = Curves(**clipped).symptoms(q_values=[21.0] * 20, episode=large)
-    assert "is worth 10:" in text
-
-
-def test_mass_at_the_ends_is_well_where_the_returns_are():
-    # CartPole-v1 solved, with v_max at what a reward of 1 for ever is worth, and at a tenth of it
-    ends = np.linspace(0.04, 0.93, 20).tolist()
-    assert not Curves().symptoms(mass_at_ends=ends, q_values=91.0)
-    (text,) = Curves().symptoms(mass_at_ends=ends, q_values=9.7)
-    assert "of the return's distribution lies at --v-min and --v-max, and Q is 9.7" in text
-    # a reward in two of five episodes, none else: most returns are 0, which is v_min
-    sparse = Curves(clip_reward=True, gamma=0.98)
-    assert not sparse.symptoms(mass_at_ends=ends, q_values=0.26, episode=(0.4, 20.0))
-
-
-def test_q_that_knows_no_state():
-    # DQN on Pong whose convolutions had no active unit left, and one that learns
-    (text,) = Curves().symptoms(q_spread=[0.0] * 20, q_values=-2.3, episode=(-20.0, 200.0))
-    assert text.startswith("from step 1,000 on Q is -2.3 whatever the state")
-    assert not Curves().symptoms(q_spread=[0.01] * 20, q_values=-2.3, episode=(-20.0, 200.0))
-    assert not Curves().symptoms(q_spread=[0.0] * 20, q_values=0.0), "no reward found yet"
-
-
-def test_entropy_is_watched_in_the_first_half():
-    collapsed, late = [0.5] * 3 + [1e-3] * 40, [0.5] * 22 + [1e-3] * 28
-    (text,) = Curves(floor=0.01 * np.log(2)).symptoms(entropy=collapsed)
-    assert text.startswith("from step 4,000 on the entropy is 0.001")
-    assert not Curves(floor=0.01 * np.log(2)).symptoms(entropy=late), "it is solved"
+@pytest.mark.parametrize("curves, said", HEALTH)
+def test_symptoms_are_found_in_curves_and_none_in_healthy_ones(curves, said):
+    found = symptoms(**curves)
+    assert len(found) == bool(said), found
+    assert all(text.startswith(said) for text in found), found
 
 
 def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
@@ -412,12 +383,6 @@ def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
     assert compare.least_entropy(run) == pytest.approx(0.01 * np.log(4))
     np.savez(tmp_path / "weights.npz", log_std=np.zeros(6), **arrays)
     assert -20 < compare.least_entropy(run) < -6.5  # log_std of -4.8, and of -2.5
-
-
-def test_an_environment_without_an_end_is_named():
-    (text,) = Curves().symptoms(value_loss=[1.0] * 20, episode=None)
-    assert text.startswith("from step 1,000 on no episode ended: has the environment a time limit?")
-    assert not Curves().symptoms(value_loss=[1.0] * 5, episode=None), "it has just begun"
 
 
 MISTAKES = {  # flags that are mistakes, each made by people, and what is said of the run
@@ -468,9 +433,9 @@ HEALTHY = {
         for name in MISTAKES
     ],
 )
-def test_a_run_with_a_mistake_says_so(script, tmp_path, capsys, mistake):
+def test_a_run_with_a_mistake_says_so(command, tmp_path, capsys, mistake):
     flags, symptom = MISTAKES[mistake]
-    script(*flags.split())
+    command(*flags.split(maxsplit=1))
     compare.compare([only_run(tmp_path)], tmp_path / "compare.png")
     assert sum(symptom in line for line in capsys.readouterr().out.splitlines()) == 1
 
@@ -478,8 +443,8 @@ def test_a_run_with_a_mistake_says_so(script, tmp_path, capsys, mistake):
 @pytest.mark.parametrize(
     "name", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "td3"))]
 )
-def test_a_healthy_run_says_so(script, tmp_path, capsys, name):
-    script(name, *HEALTHY[name].split())
+def test_a_healthy_run_says_so(command, tmp_path, capsys, name):
+    command(name, HEALTHY[name])
     run = compare.read_any_run(only_run(tmp_path))
     assert compare.health(run.scalars, run.text, compare.least_entropy(run)) == []
     if name in ("ppo", "dqn"):  # the others' runs are too short to learn anything

@@ -11,14 +11,14 @@ import json
 import re
 import runpy
 import shlex
-import shutil
-import subprocess
 import sys
 import tomllib
+import types
 from dataclasses import fields
 from pathlib import Path
 
 import conftest
+import environments
 import gymnasium as gym
 import numpy as np
 import onnxruntime
@@ -27,7 +27,6 @@ import ppo
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
-from gymnasium.spaces import Box
 from test_runs import TAGS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -113,15 +112,6 @@ def module_of(path: str):
     return module
 
 
-def test_enough_commands_were_found():
-    count = {name: sum(document == name for document, _ in COMMANDS) for name in DOCUMENTS}
-    assert count["README.md"] >= 15 and count["benchmarks/README.md"] >= 5
-    assert count["CONTRIBUTING.md"] >= 8 and count["docs/variants.md"] >= 8
-    assert count["docs/coming-from.md"] >= 2 and count["docs/changing-a-script.md"] >= 2
-    assert count["docs/ppo.md"] >= 3 and count["docs/dqn.md"] >= 3
-    assert count["docs/td3.md"] >= 1 and count["docs/trackers-and-exports.md"] >= 1
-
-
 @pytest.mark.parametrize("document, command", COMMANDS)
 def test_a_command_parses(document, command, tmp_path, monkeypatch):
     words = shlex.split(command)
@@ -192,53 +182,14 @@ def toml_of_the_readme() -> str:
 
 
 def test_the_environment_of_the_readme_trains(tmp_path, monkeypatch):
-    import ppo
-
     (code,) = [code for kind, code in FENCE.findall(TEXTS["README.md"]) if kind == "py"]
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "envs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     (flags,) = [c.split()[2:] for _, c in COMMANDS if "mypackage" in c and "PYTHONPATH" not in c]
-    args = parse("ppo", [*flags, "--total-timesteps", "8192"])
-    run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
-    ppo.train(args, run)
+    run = finished(*flags, "--total-timesteps", "8192")
     # random actions take longer than the nine steps that the far end needs
     assert run.evaluate().mean() >= -9
-
-
-class Mission(gym.Space):
-    """As MiniGrid's: a text that is made up, which gymnasium cannot flatten."""
-
-    def sample(self, mask=None, probability=None):
-        return "use the key"
-
-    def contains(self, x):
-        return isinstance(x, str)
-
-
-class DoorKey(gym.Env):
-    """What MiniGrid's environments look like; each step to the left is rewarded."""
-
-    action_space = gym.spaces.Discrete(7)
-    observation_space = gym.spaces.Dict(
-        image=gym.spaces.Box(0, 255, (7, 7, 3), np.uint8),
-        direction=gym.spaces.Discrete(4),
-        mission=Mission(dtype=str),
-    )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observe(), {}
-
-    def observe(self):
-        image = np.full((7, 7, 3), self.steps, np.uint8)
-        return {"image": image, "direction": self.steps % 4, "mission": "use the key"}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observe(), float(action == 0), self.steps == 8, False, {}
 
 
 def test_minigrid_trains_by_the_module_of_coming_from(tmp_path, monkeypatch):
@@ -246,14 +197,12 @@ def test_minigrid_trains_by_the_module_of_coming_from(tmp_path, monkeypatch):
     (code,) = [code for kind, code in FENCE.findall(COMING) if kind == "py"]
     (tmp_path / "mygrid.py").write_text(code)
     if importlib.util.find_spec("minigrid") is None:
-        fake = "import gymnasium\nfrom test_documents import DoorKey\n"
-        fake += 'gymnasium.register("MiniGrid-DoorKey-5x5-v0", DoorKey)\n'
-        (tmp_path / "minigrid.py").write_text(fake)
+        spaces = {"observation_space": environments.SPACES["Missions"]}
+        gym.register("MiniGrid-DoorKey-5x5-v0", environments.Seen, kwargs=spaces)
+        (tmp_path / "minigrid.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     (flags,) = [words.split()[2:] for name, words in COMMANDS if "mygrid" in words]
-    args = parse("ppo", [*flags, "--total-timesteps", "2048", "--eval-episodes", "2"])
-    run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
-    ppo.train(args, run)
+    run = finished(*flags, "--total-timesteps", "2048")
     assert run.obs_space.shape == (7 * 7 * 3 + 4,)
 
 
@@ -455,11 +404,8 @@ def test_every_tag_is_explained_and_no_other():
     assert {"charts/SPS", "charts/episodic_return", "eval/episodic_return"} <= set(common)
     own = " ".join(TAGS.values()).split()  # the plumbing reads some of these
     written = {tag: set(SCRIPTS) for tag in common if tag not in own}
-    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/algos/test_dqn_learning.py
-    for (
-        name,
-        tags,
-    ) in TAGS.items():  # which test_runs.py compares with what runs write
+    written["losses/mass_at_ends"] = {"dqn"}  # of C51 alone; see tests/algos/test_train.py
+    for name, tags in TAGS.items():  # which test_runs.py compares with what runs write
         for tag in tags.split():
             written.setdefault(tag, set()).add(name)
     assert documented == written
@@ -524,79 +470,34 @@ def patched(path: str, patch: str) -> str:
     return source
 
 
-def train(path: Path, flags: list[str]) -> str:
-    """Trains with a script in its folder, which has what it imports; returns the run hash."""
-    command = [sys.executable, path.name, *flags]
-    done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return re.search(r"^run hash +(\w+)$", done.stdout, re.MULTILINE)[1]
-
-
 @pytest.mark.parametrize("number", range(len(CHANGES)))
-def test_a_change_takes_the_lines_that_it_says_and_trains(number, script, tmp_path):
+def test_a_change_takes_the_lines_that_it_says_and_trains(number, command, tmp_path, monkeypatch):
     title, lines, path, patch = CHANGES[number]
     assert len(re.findall(r"^\+.*\S", patch, re.MULTILINE)) == lines
     name = Path(path).stem
-    flags = SHORT[name].split()
+    flags = SHORT[name]
     if "x_velocity" in patch or "x_position" in patch:
-        flags += ["--env-id", "HalfCheetah-v5"]
+        flags += " --env-id HalfCheetah-v5"
     if "Conv2d" in patch:
-        flags = "--env-id environments:Colour-v0 --total-timesteps 80 --eval-episodes 1".split()
-        flags += "--learning-starts 40 --batch-size 4 --buffer-size 80".split()
-    plain = script(name, *flags, "--runs-dir", "plain").hash
+        flags = "--env-id environments:Colour-v0 --total-timesteps 80 --eval-episodes 1 "
+        flags += "--learning-starts 40 --batch-size 4 --buffer-size 80"
+    plain = command(name, f"{flags} --runs-dir plain").hash
     copy = tmp_path / Path(path).name
     copy.write_text(patched(path, patch))
     tracker = re.search(r"^\+import (\w+)$", patch, re.MULTILINE)
     if tracker:
-        (tmp_path / f"{tracker[1]}.py").write_text(TRACKERS[tracker[1]])
-        changed = train(copy, flags)
+        fake = types.ModuleType(tracker[1])
+        exec(TRACKERS[tracker[1]], vars(fake))
+        monkeypatch.setitem(sys.modules, tracker[1], fake)
+    assert (command(copy.with_suffix(""), flags).hash == plain) == (title in SAME_WEIGHTS)
+    points = scalars(only_run(tmp_path))
+    if tracker:
         said = (tmp_path / "said").read_text()
         assert only_run(tmp_path).name in said and "'seed': 1" in said
-        points = {
-            step for tag, step in scalars(only_run(tmp_path)) if tag == "charts/learning_rate"
-        }
-        assert "trackio" not in patch or all(f"{step} {{" in said for step in points)
-    else:
-        changed = script(copy.with_suffix(""), *flags).hash
-    assert (changed == plain) == (title in SAME_WEIGHTS)
+        steps = {step for tag, step in points if tag == "charts/learning_rate"}
+        assert "trackio" not in patch or all(f"{step} {{" in said for step in steps)
     for tag in re.findall(r'"(charts/.+?)"', patch) + (["losses/kl_penalty"] * ("kl" in patch)):
-        assert tag in {tag for tag, _ in scalars(only_run(tmp_path))}
-
-
-def test_all_changes_were_found():
-    titles = {title.split(",")[0] for title, *_ in CHANGES}
-    assert titles == {
-        "The network",
-        "IMPALA's residual network",
-        "The optimizer",
-        "A term of the loss",
-        "A wrapper",
-        "A curve of something in `info`",
-        "Exploration",
-        "A critic that sees more",
-        "A curriculum",
-        "Averaged weights for evaluations",
-        "An environment that raises now and then",
-        "Weights & Biases",
-        "Trackio",
-    }
-
-
-def test_the_residual_network_of_dqn_is_that_of_ppo_network(tmp_path, monkeypatch):
-    """Of the same weights the same features; test_ppo_network counts the parameters by hand."""
-    (patch,) = (patch for title, _, _, patch in CHANGES if "residual" in title)
-    (tmp_path / "dqn_impala.py").write_text(patched("algos/dqn.py", patch))
-    monkeypatch.syspath_prepend(tmp_path)
-    dqn, ppo_network = map(importlib.import_module, ("dqn_impala", "ppo_network"))
-    images = Box(0, 255, (3, 37, 53), np.uint8)
-    network = dqn.QNetwork(dqn.Args(), images, 7)
-    layers = torch.nn.Sequential(*ppo_network.impala_layers(None, images.shape))
-    ours = [*network.trunk.parameters(), *network.q_head[0].parameters()]
-    for p, q in zip(ours, layers.parameters(), strict=True):
-        p.data[:] = q
-    obs = torch.tensor(np.random.default_rng(0).integers(256, size=(2, 3, 37, 53), dtype=np.uint8))
-    found = network.q_head[:2](network.features(obs))
-    torch.testing.assert_close(found, layers(obs / 255), rtol=1e-4, atol=1e-4)
+        assert tag in {tag for tag, _ in points}
 
 
 def test_what_a_variant_may_replace_are_arguments():
@@ -620,16 +521,19 @@ def script_of_this_page(begin: str) -> str:
     return code
 
 
-def test_the_export_to_onnx_gives_the_outputs_of_the_agent(tmp_path, monkeypatch):
+def finished(*flags):
+    args = parse("ppo", [*flags, "--eval-episodes", "1"])
+    run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
+    ppo.train(args, run)
+    run.finish()
+    return run
+
+
+def test_the_export_to_onnx_gives_the_outputs_of_the_agent():
     (code,) = [code for kind, code in FENCE.findall(EXPORTS) if kind == "py"]
-    monkeypatch.chdir(tmp_path)
     for env_id in ("CartPole-v1", "Pendulum-v1"):
-        flags = ["--env-id", env_id, "--total-timesteps", "256", "--eval-episodes", "1"]
-        flags += ["--num-steps", "32", "--norm-obs", "--runs-dir", env_id[:4]]
-        args = ppo.parse_args("ppo", ppo.RunArgs, flags)
-        run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
-        ppo.train(args, run)
-        run.finish()
+        flags = f"--env-id {env_id} --total-timesteps 256 --num-steps 32 --norm-obs"
+        run = finished(*flags.split())
         exec(code.replace("runs/CartPole-v1/ppo/1-...", str(run.folder)), {})
         session = onnxruntime.InferenceSession("policy.onnx")
         obs = np.random.default_rng(0).normal(size=(5, *run.obs_space.shape)).astype(np.float32)
@@ -639,49 +543,40 @@ def test_the_export_to_onnx_gives_the_outputs_of_the_agent(tmp_path, monkeypatch
         np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_agent_is_loaded_as_the_readme_says(tmp_path, monkeypatch):
+def test_an_agent_is_loaded_as_the_readme_says():
     (code,) = [code for kind, code in FENCE.findall(TEXTS["README.md"]) if kind == "python"]
-    args = ppo.parse_args("ppo", ppo.RunArgs, ["--total-timesteps", "256", "--eval-episodes", "1"])
-    monkeypatch.chdir(tmp_path)
-    run = ppo.Run("ppo", args, ppo.make_agent, ppo.evaluation_policy)
-    ppo.train(args, run)
-    run.finish()
-    names = {}
+    run, names = finished("--total-timesteps", "256"), {}
     exec(re.sub(r'"(runs|trained)/.*?"', repr(str(run.folder)), code), names)
     assert names["rewards"].shape == names["terminated"].shape == (1,)
 
 
-def test_a_batched_environment_plugs_in(tmp_path):
+def test_a_batched_environment_plugs_in(command, tmp_path):
     """It learns, across a checkpoint, and its corridors are those of the README."""
     (tmp_path / "ppo_corridors.py").write_text(script_of_this_page("PPO on corridors"))
-    shutil.copy(ROOT / "algos" / "ppo.py", tmp_path)
     flags = "--num-envs 32 --total-timesteps 16384 --checkpoint-frequency 6144"
-    train(tmp_path / "ppo_corridors.py", flags.split())
+    command(tmp_path / "ppo_corridors", flags)
     result = json.loads((only_run(tmp_path) / "result.json").read_text())
     assert result["eval_return_mean"] >= -9  # as in the README: no more steps than cells
 
 
-def test_frames_of_car_racing_are_stacked(script, tmp_path):
+def test_frames_of_car_racing_are_stacked(command, tmp_path):
     """By the line that the README has for it, which is the wrapper of `To change X`, too."""
     (patch,) = (patch for title, _, _, patch in CHANGES if "A wrapper" in title)
     line = re.search(r"^\+ +(.*)$", patch, re.MULTILINE)[1]
     assert f"`{line}`" in TEXTS["README.md"]
     (tmp_path / "ppo.py").write_text(patched("algos/ppo.py", patch))
     flags = "--env-id CarRacing-v3 --num-envs 1 --num-steps 8 --total-timesteps 16 "
-    flags += "--update-epochs 1 --eval-episodes 1 --torch-threads 1"
-    script(tmp_path / "ppo", *flags.split(), "--env-kwargs", '{"max_episode_steps": 10}')
+    flags += "--update-epochs 1 --eval-episodes 1 --torch-threads 1 --env-kwargs"
+    command(tmp_path / "ppo", flags, '{"max_episode_steps": 10}')
     with np.load(only_run(tmp_path) / "weights.npz") as weights:
         assert weights["trunk.0.weight"].shape == (32, 4 * 3, 8, 8)
 
 
-def test_the_variant_trains_as_the_change_that_it_was_made_from(script, tmp_path):
-    code = script_of_this_page("PPO with a penalty")
+def test_the_variant_trains_as_the_change_that_it_was_made_from(command, tmp_path):
     (change,) = (patch for title, _, _, patch in CHANGES if "A term of the loss" in title)
-    flags = SHORT["ppo"].split()
-    (tmp_path / "ppo_kl.py").write_text(code)
-    shutil.copy(ROOT / "algos" / "ppo.py", tmp_path)
-    run_hash = train(tmp_path / "ppo_kl.py", flags)
+    (tmp_path / "ppo_kl.py").write_text(script_of_this_page("PPO with a penalty"))
+    run_hash = command(tmp_path / "ppo_kl", SHORT["ppo"]).hash
     (folder,) = tmp_path.glob("runs/CartPole-v1/ppo_kl/*")
     assert "losses/kl_penalty" in {tag for tag, _ in scalars(folder)}
     (tmp_path / "ppo.py").write_text(patched("algos/ppo.py", change))
-    assert script(tmp_path / "ppo", *flags).hash == run_hash
+    assert command(tmp_path / "ppo", SHORT["ppo"]).hash == run_hash

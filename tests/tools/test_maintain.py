@@ -1,15 +1,20 @@
-"""The maintainers' tools refuse wrong input in a line, and install what they import."""
+"""The maintainers' tools, and what is said of speeds and of the returns of peers."""
 
+import csv
+import importlib
 import json
-import re
 import runpy
 import sys
 
+import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parse
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import peer_returns
 import same_numbers
+import speed
 
 MAINTAIN = ROOT / "benchmarks" / "maintain"
 WRONG = {
@@ -40,14 +45,25 @@ def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
     assert found == {"a": ["c", "d", "e"], "b": ["x", "y"]}
 
 
-def test_targets_of_make_install_what_their_tools_import():
-    """pandas and matplotlib come with .venv/installed-dev, also where report.py imports them."""
-    text = (ROOT / "Makefile").read_text()
-    needed = set()
-    for target, needs, recipe in re.findall(r"^([\w-]+):(.*)\n((?:\t.*\n)+)", text, re.MULTILINE):
-        for path in re.findall(r"benchmarks/\S+\.py", recipe):
-            code = (ROOT / path).read_text()
-            if re.search(r"^ *(?:import|from) (pandas|matplotlib|report|speed)\b", code, re.M):
-                assert ".venv/installed-dev" in needs.split(), target
-                needed.add(target)
-    assert needed == {"bug-pictures", "speed", "report"}
+def test_what_is_said_of_a_peer_s_returns_is_what_its_seeds_have():
+    with open(peer_returns.CSV, newline="") as file:
+        returns = [float(row["greedy"]) for row in csv.DictReader(file)]
+    mean, std = np.mean(returns), np.std(returns, ddof=1)
+    words = {"published.csv": "±", "halfcheetah.toml": "+-"}
+    for name, sign in words.items():
+        said = f"{mean:,.0f} {sign} {std:.0f}"
+        assert said in (ROOT / "benchmarks" / name).read_text("utf-8"), name
+
+
+def test_ratios_of_speed_are_rounded_down():
+    assert speed.times_as_fast(1.749 * 1013, 1013) == 1.74
+    speeds = np.random.default_rng(0).uniform(100, 5000, 1000).tolist()
+    assert all(speed.times_as_fast(sps, sps) == 1 for sps in speeds)
+
+
+def test_the_flags_of_every_cell_parse(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, cell in speed.CELLS.items():
+        script, *flags = speed.our_flags(cell, "runs")
+        args = parse(importlib.import_module(script), flags)
+        assert args.total_timesteps == cell.last > cell.first, name

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import ppo
 import pytest
-import test_dqn_apex
 from cells import NODE, copy_tools, wait_for
-from conftest import ROOT, only_run, train
+from conftest import ROOT, only_run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import run
@@ -64,11 +63,11 @@ def test_what_is_typed_behind_the_campaign_s_own_flags_wins(tmp_path):
 
 
 @pytest.mark.parametrize("table", ["ppo", "ppo_seeds"])
-def test_what_is_finished_is_known_again(tmp_path, script, table):
+def test_what_is_finished_is_known_again(tmp_path, command, table):
     """Also by an exp_name, which its folder begins with, and among the folders of ppo_seeds."""
     job, other = planned(tmp_path, f"--seeds {2 if table == 'ppo' else 4} --algos {table}")
     assert run.run_folder(job) == (None, None)
-    script(table, *job.flags)
+    command(table, "", *job.flags)
     names = sorted(path.name for path in job.parent.iterdir())
     assert len(names) == (1 if table == "ppo" else 4)
     assert names[0].startswith("mine-1-" if table == "ppo" else "1-")
@@ -109,9 +108,7 @@ def test_a_table_is_for_the_script_with_the_longest_name(monkeypatch):
 @pytest.mark.parametrize("side", ["there", "here"])
 def test_a_setting_that_only_one_side_has_is_another_setting(tmp_path, side):
     (job,) = planned(tmp_path, "--seeds 1 --algos ppo")
-    folder = job.parent / "mine-1-20260101-000000"
-    folder.mkdir(parents=True)
-    (saved := dict(job.args)).pop("exp_name")
+    folder, saved = finished(job), dict(job.args)
     if side == "there":
         saved["momentum"] = 0.9
     else:
@@ -120,18 +117,6 @@ def test_a_setting_that_only_one_side_has_is_another_setting(tmp_path, side):
     words = {"there": "momentum=0.9, not None", "here": "gae_lambda=None, not 0.8"}
     with pytest.raises(run.UserError, match=words[side]):
         run.run_folder(job)
-
-
-def test_files_are_read_as_editors_and_systems_write_them(tmp_path):
-    path = tmp_path / "Größe und Maß" / "über.toml"
-    path.parent.mkdir()
-    path.write_bytes("# é\r\n[ppo-mine]\r\ngamma = 0.5\r\n".encode("utf-8-sig"))
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), str(path), "--dry-run"]
-    command += ["--seeds", "1", "--runs-dir", str(path.parent)]
-    result = subprocess.run(command, capture_output=True, env={**os.environ, **plain})
-    assert result.returncode == 0, result.stderr.decode()
-    assert "'Größe und Maß/über.toml:ppo-mine'" in result.stdout.decode()
 
 
 def ends(how, files=lambda job: None):
@@ -431,10 +416,6 @@ def test_curves_are_read_after_the_checkpoint_and_written_before_it(tmp_path, mo
     assert written == ["a", "events.out.tfevents.1", "checkpoint.pt", "result.json"]
 
 
-APEX = dict(num_actors=2, total_timesteps=768, checkpoint_frequency=384, learning_starts=96)
-APEX |= dict(lockstep=True, eval_episodes=2)
-
-
 @pytest.fixture
 def ray_cluster(monkeypatch, tmp_path):
     """A cluster of one machine with two cores; its address. Nodes work below `tmp_path`/tmp."""
@@ -452,21 +433,21 @@ def ray_cluster(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow  # a sixth of the time of all tests
-def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
-    """A campaign, one of its runs a variant's, and Ape-X: the same hashes as without a cluster."""
+def test_on_a_local_ray(ray_cluster, tmp_path, command):
+    """A campaign, one of its runs a variant's: the same hashes as without a cluster."""
     folder = tmp_path / "house"
     copy_tools(folder)
     (folder / "mine.toml").write_text(CONFIG)
-    command = [sys.executable, "benchmarks/run.py", "mine.toml", "--seeds", "1", "--ray"]
-    command += [ray_cluster.address, "--runs-dir", "there"]
-    campaign = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    words = [sys.executable, "benchmarks/run.py", "mine.toml", "--seeds", "1", "--ray"]
+    words += [ray_cluster.address, "--runs-dir", "there"]
+    campaign = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     assert campaign.returncode == 0, campaign.stdout + campaign.stderr
     assert "2 of 2 runs are finished, 0 failed" in campaign.stdout
     wait_for(lambda: not houses(tmp_path / "tmp"))
 
     (tmp_path / "mine.toml").write_text(CONFIG)
     for table in ("ppo", "ppo_seeds"):
-        script(table, "--config", f"mine.toml:{table}", "--runs-dir", "here")
+        command(table, f"--config mine.toml:{table} --runs-dir here")
     found = [
         sorted(json.loads(path.read_text())["run_hash"] for path in paths)
         for paths in (folder.glob("there/**/result.json"), tmp_path.glob("here/**/result.json"))
@@ -474,11 +455,3 @@ def test_on_a_local_ray(ray_cluster, tmp_path, script, monkeypatch):
     assert found[0] == found[1] and len(set(found[0])) == 5
     assert not list(folder.glob("there/**/*.tmp"))
     assert "run hash" in next(folder.glob("there/ppo_seeds/**/1.log")).read_text()
-
-    flags = [f"--{k.replace('_', '-')}={v}" for k, v in APEX.items() if k != "lockstep"]
-    path = ROOT / "algos" / "dqn_apex.py"
-    command = [sys.executable, path, *flags, "--lockstep", "--ray", ray_cluster.address]
-    apex = subprocess.run(command, capture_output=True, text=True)
-    assert apex.returncode == 0, apex.stderr
-    monkeypatch.setattr(test_dqn_apex.dqn_apex, "ray", test_dqn_apex.StandIn())
-    assert test_dqn_apex.hash_of(apex.stdout) == train(test_dqn_apex.dqn_apex, **APEX).hash()

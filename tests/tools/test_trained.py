@@ -70,41 +70,6 @@ def test_every_agent_can_be_loaded():
         envs.close()
 
 
-def write_run(folder, seed, value, config="mine.toml:ppo"):
-    folder.mkdir(parents=True)
-    command = (
-        f"python algos/ppo.py --config {config} --seed {seed} --runs-dir /some/where --gamma 1"
-    )
-    args = {"env_id": "ALE/Pong-v5", "config": config, "runs_dir": "/x/y"}
-    about = {"algo": "ppo", "args": args, "command": command}
-    result = {"seed": seed, "steps": 7, "eval_return_mean": value, "eval_return_std": 0.5}
-    (folder / "args.json").write_text(json.dumps(about))
-    (folder / "result.json").write_text(json.dumps(result))
-    (folder / "weights.npz").write_bytes(b"weights of %d" % seed)
-
-
-def test_the_run_nearest_to_the_median_is_copied(tmp_path, monkeypatch):
-    """Of recorded seeds and these: 1, 2, 10, 40, 50. The second run has 10, and is not the best."""
-    monkeypatch.setattr(trained, "ROOT", tmp_path)
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    rows = "kind,seed,step,return\ngreedy,1,5,9\ngreedy,1,10,1\ngreedy,2,10,2\ntraining,3,10,99\n"
-    (tmp_path / "benchmarks" / "results" / "ALE-Pong-v5-ppo.csv").write_text(rows)
-    for seed, value in ((5, 40.0), (6, 10.0), (7, 50.0)):
-        write_run(tmp_path / "runs" / f"{seed}-now", seed, value)
-    (tmp_path / "trained").mkdir()
-    page = f"before\n{trained.BEGIN}old\n{trained.END}after\n"
-    (tmp_path / "trained" / "README.md").write_text(page)
-    trained.main(tmp_path / "runs", tmp_path / "trained")
-    copy = tmp_path / "trained" / "ALE-Pong-v5-ppo"
-    assert (copy / "weights.npz").read_bytes() == b"weights of 6"
-    about = json.loads((copy / "args.json").read_text())
-    assert about["command"] == "python algos/ppo.py --config mine.toml:ppo --seed 6 --gamma 1"
-    assert about["args"]["runs_dir"] == "runs"
-    page = (tmp_path / "trained" / "README.md").read_text()
-    assert page.startswith("before") and page.endswith("after\n") and "old" not in page
-    assert "| `ALE-Pong-v5-ppo` | 6 | 7 | 10.0 ± 0.5 |" in page
-
-
 def test_the_page_has_every_agent():
     page = (ROOT / "trained" / "README.md").read_text()
     assert trained.table(ROOT / "trained") in page

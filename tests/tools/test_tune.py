@@ -97,16 +97,14 @@ batch_size = "= buffer_size / 1000"
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """Beside it, in `house`, the programs that take part and a script that takes no time; a grid,
-    as an editor of Windows saves it.
-    """
+    """Beside it, in `house`, the programs that take part and a script that takes no time."""
     root = tmp_path / "house"
     for name in ("benchmarks", "algos"):
         (root / name).mkdir(parents=True)
     for name in ("benchmarks/tune", "benchmarks/run", "benchmarks/report", "algos/load"):
         shutil.copy(ROOT / f"{name}.py", root / f"{name}.py")
     (root / "algos" / "hill.py").write_text(HILL)
-    (tmp_path / "grid.toml").write_bytes(GRID.replace("\n", "\r\n").encode("utf-8-sig"))
+    (tmp_path / "grid.toml").write_text(GRID)
     monkeypatch.setattr(tune.run, "ROOT", root)
     monkeypatch.setattr(tune.run, "SCRIPTS", ["hill", "ppo"])
     monkeypatch.syspath_prepend(root / "algos")
