@@ -60,9 +60,7 @@ class Args:
     learning_rate: float = 2e-3  # The optimizer's step size, at the start.
     anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
     gamma: float = 0.98  # Discount factor.
-    gae_lambda: float = (
-        1.0  # 0: one-step TD error; 1: return to the rollout's end, minus the value.
-    )
+    gae_lambda: float = 1.0  # 0: one-step TD error; 1: return to the rollout's end, less V.
     ent_coef: float = 0.0  # Weight of the entropy bonus.
     vf_coef: float = 1.0  # Weight of the value loss, which is half the mean squared error.
     max_grad_norm: float = 0.5  # Largest norm of the gradient of all parameters together.

@@ -57,9 +57,7 @@ class Args:
     learning_rate: float = 2e-3  # Adam's step size, at the start.
     anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
     gamma: float = 0.98  # Discount factor.
-    gae_lambda: float = (
-        0.8  # 0: one-step TD error; 1: return to the rollout's end, minus the value.
-    )
+    gae_lambda: float = 0.8  # 0: one-step TD error; 1: return to the rollout's end, less V.
     num_minibatches: int = 1  # Minibatches in one epoch.
     update_epochs: int = 10  # Passes over each rollout.
     norm_adv: bool = True  # Normalises advantages in each minibatch to mean 0 and deviation 1.
@@ -69,9 +67,7 @@ class Args:
     ent_coef: float = 0.0  # Weight of the entropy bonus.
     vf_coef: float = 0.5  # Weight of the value loss.
     max_grad_norm: float = 0.5  # Largest norm of the gradient of all parameters together.
-    target_kl: float | None = (
-        None  # An epoch whose mean KL is above it is the last [nats]; None: no limit.
-    )
+    target_kl: float | None = None  # An epoch with a mean KL above it is the last one [nats].
     norm_obs: bool = False  # Normalises vectors by earlier rollouts' moments, clips them to +-10.
     norm_reward: bool = False  # Divides rewards by the deviation of returns, clips them to +-10.
     clip_reward: bool = False  # Learns from the sign of the reward; logged returns are not clipped.

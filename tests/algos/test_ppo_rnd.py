@@ -166,7 +166,10 @@ def test_the_target_never_drops_out_and_the_predictor_only_where_it_learns(monke
         modes = curiosity.target.training, curiosity.predictor.training
         seen.append((*modes, torch.is_grad_enabled()))
 
-    monkeypatch.setattr(ppo, "mlp", lambda *x: torch.nn.Sequential(torch.nn.Dropout(), mlp(*x)))
+    def with_dropout(*sizes, **gain):
+        return torch.nn.Sequential(torch.nn.Dropout(), mlp(*sizes, **gain))
+
+    monkeypatch.setattr(ppo, "mlp", with_dropout)
     before(monkeypatch, ppo_rnd.Curiosity, "errors", look)
     train(ppo_rnd, **SMALL)
     assert set(seen) == {(False, False, False), (False, True, True)}
