@@ -13,10 +13,12 @@ import numpy as np
 import ppo
 import pytest
 import td3
+import td3_sac
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, SCRIPTS, new_run, scalars, stopped
 from gymnasium.spaces import Box, Discrete
+from torch import nn
 
 ACTOR_CRITIC = ["a2c", "ppo"]
 SMALL = {"learning_starts": 100, "batch_size": 32}
@@ -536,6 +538,36 @@ def test_a_wrapper_in_make_env(edited):
 
 
 # --- variants of a reader's own: what they need of `train` is an argument -------------------------
+
+
+def test_redq(monkeypatch):
+    """Five critics, targets by two of them at random, four updates a step: arXiv 2101.05982."""
+    drawn = []
+
+    class Agent(td3_sac.Agent):
+        chosen = slice(None)  # of the critics
+
+        def __init__(self, args, obs_dim, low, high):
+            super().__init__(args, obs_dim, low, high)
+            n = obs_dim + self.action_dim
+            self.critics = nn.ModuleList(td3.relu_mlp(n, args.hidden_sizes, 1) for _ in range(5))
+
+        def q_values(self, obs, actions):
+            return super().q_values(obs, actions)[self.chosen]
+
+    def update(agent, target, optimizers, batch, args, rng, gradient_step):
+        first, second = sorted(rng.choice(5, 2, replace=False))
+        target.chosen = slice(first, second + 1, second - first)
+        drawn.append((first, second))
+        return td3_sac.sac_update(agent, target, optimizers, batch, args, rng, gradient_step)
+
+    monkeypatch.setattr(td3_sac, "Agent", Agent)
+    run = new_run(td3_sac, **SETTINGS["td3"] | {"total_timesteps": 160, "gradient_steps": 4})
+    first_weights = {name: array.copy() for name, array in run.arrays().items()}
+    td3_sac.train(run.args, run, update=update)
+    assert len(drawn) == 4 * 60 and len(set(drawn)) > 5
+    same = {k for k, array in run.arrays().items() if np.array_equal(array, first_weights[k])}
+    assert same == set(run.bounds)  # so all five critics have learned
 
 
 def test_td3_bc_and_a_buffer_of_ones_own():
