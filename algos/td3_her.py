@@ -111,7 +111,8 @@ class Hindsight:
             self.arrays["last"][held % self.capacity] = rows[i]
             self.first[i] = self.total + i
         for i in self.run.ended:  # not by a checkpoint
-            success = self.run.next_infos[i].get("is_success", math.nan)
+            infos = self.run.next_infos[i]
+            success = infos.get("is_success", infos.get("success", math.nan))  # mazes: success
             self.run.log({"charts/success_rate": float(success)})
 
     def relabel(self, batch, rows, rng):
