@@ -4,14 +4,12 @@ import importlib
 import importlib.util
 import json
 import math
-import sys
 
 import pandas as pd
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS
 from load import load
 
-sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
 import trained
 
 FOLDERS = sorted(path.parent for path in (ROOT / "trained").glob("*/args.json"))
