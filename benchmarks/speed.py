@@ -43,8 +43,6 @@ class Cell:
     threads: int = 1
     peers: dict = field(default_factory=dict)
     keywords: dict = field(default_factory=dict)
-    must: float = 0.0
-    must_over: str = ""
 
 
 def read_cells(tables: dict) -> dict[str, Cell]:
@@ -125,13 +123,11 @@ def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
             for library in cell.peers:
                 speeds[library].append(peer_sps(cell, library, folder))
     medians = {library: statistics.median(found) for library, found in speeds.items()}
-    rival = cell.must_over or max(cell.peers, key=medians.get)
     for library, found in speeds.items():
         row = {"cell": name, "library": library, "sps": round(medians[library], 1)}
         row |= {"lowest": round(min(found), 1), "highest": round(max(found), 1)}
         row |= {"ours_over_it": times_as_fast(medians["ours"], medians[library])}
-        row |= {"must": round(cell.must, 2) if library == rival else "", "repeats": repeats}
-        rows.append(row)
+        rows.append({**row, "repeats": repeats})
     return rows
 
 
