@@ -14,13 +14,9 @@ import statistics
 import sys
 from pathlib import Path
 
-import pandas as pd
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import report  # noqa: E402
-
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import report
+from report import ROOT
 
 
 def cell_of(about: dict) -> str:
@@ -31,11 +27,11 @@ def cell_of(about: dict) -> str:
 
 def recorded_returns(cell: str) -> dict:
     """Seed -> greedy return after training, of the seeds in benchmarks/results/."""
-    path = ROOT / "benchmarks" / "results" / f"{cell}.csv"
+    path = report.RESULTS / f"{cell}.csv"
     if not path.exists():
         return {}
-    rows = pd.read_csv(path).query("kind == 'greedy'").sort_values("step")
-    return rows.groupby("seed")["return"].last().to_dict()
+    found = report.read_cell(path)
+    return dict(zip(found.seeds, found.values("greedy"), strict=True))
 
 
 def copy_run(folder: Path, target: Path):
@@ -55,7 +51,7 @@ def table(folder: Path) -> str:
         result = report.read_json(path)
         returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
         rows.append([f"`{path.parent.name}`", result["seed"], f"{result['steps']:,}", returns])
-    return report.markdown(["agent", "seed", "steps", "return"], rows) + "\n"
+    return report.markdown(["agent", "seed", "steps", "return"], rows)
 
 
 def main(runs: Path, target: Path):
@@ -71,8 +67,7 @@ def main(runs: Path, target: Path):
         copy_run(nearest, target / cell)
         print(f"{cell}: {nearest.name}, {results[nearest]['eval_return_mean']:,.1f}; {median:,.1f}")
     page = target / "README.md"
-    before, rest = page.read_text("utf-8").split(BEGIN)
-    page.write_text(before + BEGIN + table(target) + END + rest.split(END)[1], "utf-8")
+    page.write_text(report.between_markers(page, table(target)), "utf-8")
 
 
 if __name__ == "__main__":
