@@ -32,11 +32,11 @@ class AnyRun:
     folder: Path
     algo: str
     args: dict
-    versions: dict  # of packages and of the script; none of CleanRL's
-    command: str
     scalars: dict
     points: list  # of training_episodes
     finished: bool  # for all that one can see
+    versions: dict = field(default_factory=dict)  # of packages and of the script; not of CleanRL's
+    command: str = ""
     resumed: list = field(default_factory=list)  # (step, versions), each time
 
     @property
@@ -54,32 +54,34 @@ def read_any_run(folder: Path) -> AnyRun:
     scalars, texts = report.read_events(folder)
     if not scalars:
         raise UserError(f"{folder} has no curves")
-    if ours := (folder / "args.json").exists():
+    ours = (folder / "args.json").exists()
+    points = report.training_episodes(scalars, one_a_point=not ours)
+    if ours:
+        finished = (folder / "result.json").exists()
         try:
             saved = report.read_json(folder / "args.json")
-            args, algo = dict(saved["args"]), str(saved["algo"])
-            versions, command = dict(saved.get("versions", {})), str(saved.get("command", ""))
-            resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
+            run = AnyRun(folder, str(saved["algo"]), dict(saved["args"]), scalars, points, finished)
+            run.versions = dict(saved.get("versions", {}))
+            run.command = str(saved.get("command", ""))
+            run.resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
-        finished = (folder / "result.json").exists()
     elif "hyperparameters/text_summary" not in texts:
         raise UserError(f"{folder} is a run neither of ours nor of CleanRL's")
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts["hyperparameters/text_summary"].splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
-        algo, versions, command, resumed = args.get("exp_name", folder.name), {}, "", []
-        last = max(step for points in scalars.values() for step, _ in points)
+        last = max(step for curve in scalars.values() for step, _ in curve)
         # its last episode ends a little before the budget does
         finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
+        run = AnyRun(folder, args.get("exp_name", folder.name), args, scalars, points, finished)
     try:
         for name in ("total_timesteps", "num_envs", "gamma"):
-            float(args.get(name, 1))
+            float(run.args.get(name, 1))
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder} has no number as {name}: {error}") from None
-    points = report.training_episodes(scalars, one_a_point=not ours)
-    return AnyRun(folder, algo, args, versions, command, scalars, points, finished, resumed)
+    return run
 
 
 # Beside other runs --------------------------------------------------------------------------------

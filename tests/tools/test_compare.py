@@ -84,7 +84,7 @@ def test_a_place_among_seeds_that_are_all_alike(results):
 
 def a_variants_run(versions: dict, points=()) -> compare.AnyRun:
     args = {"env_id": "CartPole-v1"}
-    return compare.AnyRun(Path("x"), "ppo_lstm", args, versions, "", {}, list(points), True)
+    return compare.AnyRun(Path("x"), "ppo_lstm", args, {}, list(points), True, versions)
 
 
 def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
@@ -156,7 +156,7 @@ def without_progress(returns, total=10_000):
     """What is said of a run with these returns, each the mean of twenty episodes of 50 steps."""
     points = [(1_000 * i, value, 20.0) for i, value in enumerate(returns, 1)]
     args = {"total_timesteps": total}
-    return compare.not_risen(compare.AnyRun(Path(), "a2c", args, {}, "", {}, points, True))
+    return compare.not_risen(compare.AnyRun(Path(), "a2c", args, {}, points, True))
 
 
 def test_a_return_that_has_not_risen_above_that_of_the_first_episodes():
@@ -327,8 +327,8 @@ def test_symptoms_are_found_in_curves_and_none_in_healthy_ones(curves, said):
 
 
 def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
-    run = compare.AnyRun(tmp_path, "ppo", {}, {}, "", {}, [], True)
-    run.scalars = {"losses/entropy": [(1, 0.6), (2, 0.1)]}
+    scalars = {"losses/entropy": [(1, 0.6), (2, 0.1)]}
+    run = compare.AnyRun(tmp_path, "ppo", {}, scalars, [], True)
     assert compare.least_entropy(run) == pytest.approx(0.006), "without weights"
     arrays = {"actor.0.bias": np.zeros(64), "actor.2.bias": np.zeros(4)}
     np.savez(tmp_path / "weights.npz", **arrays)
