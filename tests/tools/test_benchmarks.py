@@ -116,10 +116,6 @@ def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
     table = (house / "benchmarks" / "results" / "README.md").read_text()
     assert "| CartPole-v1 | ppo | 20,480 | 2 (1-2) |" in table and "too few seeds" in table
     assert "(2 seeds, 20k) | " in (house / "README.md").read_text()
-    for result in results(house):
-        rows = [line.split(",") for line in whole.splitlines()]
-        (final,) = [r for r in rows if r[:3] == ["greedy", str(result["seed"]), "20480"]]
-        assert float(final[3]) == pytest.approx(result["eval_return_mean"], rel=1e-5)
     assert (house / "benchmarks" / "results" / "curves.png").stat().st_size > 10_000
 
 
@@ -219,16 +215,10 @@ BAD_INPUT = {
     f"cartpole --algos ppo --runs-dir {__file__}": "Not a directory",
     "cartpole --seeds 0": "0 must be at least 1",
     "cartpole --algos ppo --ray 127.0.0.1:1": "127.0.0.1:1: [Errno 111]",
-    "cartpole --algos ppo": "trained with gamma=0.5, not 0.98",
 }
 
 
 def test_bad_input_is_refused(tmp_path, tool):
-    folder = tmp_path / "ppo" / "CartPole-v1" / "ppo" / "1-20260101-000000"
-    folder.mkdir(parents=True)
-    arguments = f"--config {ROOT}/benchmarks/cartpole.toml:ppo --eval-frequency 5000"
-    saved = run.script_args("ppo", f"{arguments} --torch-threads 1".split())
-    (folder / "args.json").write_text(json.dumps({"args": saved | {"gamma": 0.5}}))
     for words, message in BAD_INPUT.items():
         refused = tool(run, "--runs-dir", tmp_path, *words.split())
         assert refused.status == 2 and message in refused.err, (words, refused.err)

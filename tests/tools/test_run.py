@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import ppo
 import pytest
 import run
 from conftest import ROOT, only_run, wait_for
@@ -94,15 +93,18 @@ def test_a_table_is_for_the_script_with_the_longest_name(monkeypatch):
     ]  # fmt: skip
 
 
-def test_a_setting_that_only_one_side_has_is_another_setting(tmp_path):
+def test_a_run_with_another_setting_or_with_one_more_or_less_is_refused(tmp_path):
     (job,) = planned(tmp_path, "--seeds 1 --algos ppo")
-    folder = finished(job, momentum=0.9)
-    with pytest.raises(run.UserError, match=r"momentum=0\.9, not None"):
-        run.run_folder(job)
-    saved = {name: value for name, value in job.args.items() if name != "gae_lambda"}
-    (folder / "args.json").write_text(json.dumps({"args": saved}))
-    with pytest.raises(run.UserError, match=r"gae_lambda=None, not 0\.8"):
-        run.run_folder(job)
+    path = finished(job) / "args.json"
+    less = {name: value for name, value in job.args.items() if name != "gae_lambda"}
+    for saved, complaint in [
+        (job.args | {"gamma": 0.5}, r"was trained with gamma=0\.5, not 0\.98"),
+        (job.args | {"momentum": 0.9}, r"momentum=0\.9, not None"),
+        (less, r"gae_lambda=None, not 0\.8"),
+    ]:
+        path.write_text(json.dumps({"args": saved}))
+        with pytest.raises(run.UserError, match=complaint):
+            run.run_folder(job)
 
 
 def ends(how, files=lambda job: None):
@@ -258,42 +260,15 @@ def test_a_campaign_works_where_the_user_stands(tmp_path, command, monkeypatch):
     assert len(list(tmp_path.glob("runs/mine/ppo/campaigned.envs-Mine-v0/ppo/1-*/*.json"))) == 2
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """Ray's functions that need no cluster; `resources` is what it would have."""
-    fake = SimpleNamespace(resources={}, sent=[])
-    fake.init = lambda address, runtime_env: fake.sent.append(runtime_env)
-    fake.cluster_resources = lambda: fake.resources
+def test_the_nodes_get_the_scripts_and_environments_that_are_not_there(monkeypatch):
+    """Nodes cannot make an environment of an empty list of modules."""
+    sent = []
+    fake = SimpleNamespace(init=lambda address, runtime_env: sent.append(runtime_env))
     monkeypatch.setitem(sys.modules, "ray", fake)
-    return fake
-
-
-def test_a_cluster_without_cores_is_said_in_a_line(cluster):
-    with pytest.raises(run.UserError, match="--ray auto: the cluster has no CPUs"):
-        run.connect("auto", [])
-    cluster.resources = {"CPU": 2.0}
-    jobs = [run.Job("ppo", "ppo", [], {"env_id": "environments:Clock-v0"}, Path())]
-    run.connect("auto", jobs)
-    assert run.cluster_cores() == 2
-    # nodes cannot make an environment of an empty list of modules
-    modules = [sent.get("py_modules") for sent in cluster.sent]
+    run.connect("auto", [])
+    run.connect("auto", [run.Job("ppo", "ppo", [], {"env_id": "environments:Clock-v0"}, Path())])
+    modules = [about.get("py_modules") for about in sent]
     assert modules == [None, [str(ROOT / "tests" / "environments.py")]]
-
-
-@pytest.mark.parametrize(
-    "device, env_id, gpus, wanted",
-    [
-        ("cuda", "CartPole-v1", 0, True),
-        ("cpu", "environments:BlackPicture-v0", 1, False),
-        ("auto", "CartPole-v1", 1, False),
-        ("auto", "CarRacing-v3", 1, True),
-        ("auto", "CarRacing-v3", 0, False),
-    ],
-)
-def test_a_run_gets_a_gpu_where_its_device_is_one(cluster, device, env_id, gpus, wanted):
-    cluster.resources = {"CPU": 2.0} | ({"GPU": 1.0} if gpus else {})
-    args = vars(ppo.RunArgs(device=device, env_id=env_id, num_envs=1))
-    assert run.uses_gpu(run.Job("ppo", "ppo", [], args, Path())) is wanted
 
 
 def test_only_environments_that_are_not_there_are_sent(tmp_path, monkeypatch):
