@@ -379,8 +379,7 @@ def read_cells(results: Path) -> list[Cell]:
 
 def difficulty(env_id: str) -> tuple:
     """By which environments are sorted, the easiest first."""
-    place = ENVIRONMENTS.index(env_id) if env_id in ENVIRONMENTS else len(ENVIRONMENTS)
-    return env_id.startswith("ALE/"), place, env_id
+    return env_id.startswith("ALE/"), [*ENVIRONMENTS, env_id].index(env_id), env_id
 
 
 def read_cell(path: Path) -> Cell:

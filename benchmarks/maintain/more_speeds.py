@@ -34,9 +34,8 @@ def measure_seeds(name: str, repeats: int, folder: str) -> list[dict]:
 
     def ours(script, more):
         flags = f"--config cartpole:ppo-cleanrl --total-timesteps {cell.last} --torch-threads 1"
-        output_of(
-            *f"algos/{script}.py {flags} --eval-episodes 1 {more}".split(), "--runs-dir", folder
-        )
+        words = f"algos/{script}.py {flags} --eval-episodes 1 {more}".split()
+        output_of(*words, "--runs-dir", folder)
 
     ways = {
         "ppo_seeds, ten at once": lambda: ours("ppo_seeds", "--num-seeds 10"),

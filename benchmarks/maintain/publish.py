@@ -103,9 +103,8 @@ def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list
             main[key] = max(main.get(key, cell), cell, key=rank)
 
     def order(cell: Cell) -> tuple:
-        known = cell.algorithm in report.ALGORITHMS
-        place = report.ALGORITHMS.index(cell.algorithm) if known else len(report.ALGORITHMS)
-        return report.difficulty(cell.env_id), place
+        known = [*report.ALGORITHMS, cell.algorithm]
+        return report.difficulty(cell.env_id), known.index(cell.algorithm)
 
     return sorted(main.values(), key=order)
 

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from report import ROOT
 
+TRAINED = ROOT / "trained"
+
 
 def cell_of(about: dict) -> str:
     """The name of a run's cell in benchmarks/results/: environment and table of its config."""
@@ -45,16 +47,19 @@ def copy_run(folder: Path, target: Path):
         shutil.copy(folder / name, target)
 
 
-def table(folder: Path) -> str:
+def table() -> str:
     rows = []
-    for path in sorted(folder.glob("*/result.json")):
+    for path in sorted(TRAINED.glob("*/result.json")):
         result = report.read_json(path)
         returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
         rows.append([f"`{path.parent.name}`", result["seed"], f"{result['steps']:,}", returns])
     return report.markdown(["agent", "seed", "steps", "return"], rows)
 
 
-def main(runs: Path, target: Path):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, help="a folder of campaigns")
+    runs = parser.parse_args().runs
     cells = {}
     for path in sorted(runs.rglob("result.json")):
         about = report.read_json(path.with_name("args.json"))
@@ -64,16 +69,11 @@ def main(runs: Path, target: Path):
         returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
         median = statistics.median((recorded_returns(cell) | returns).values())
         nearest = min(results, key=lambda f: abs(results[f]["eval_return_mean"] - median))
-        copy_run(nearest, target / cell)
+        copy_run(nearest, TRAINED / cell)
         print(f"{cell}: {nearest.name}, {results[nearest]['eval_return_mean']:,.1f}; {median:,.1f}")
-    page = target / "README.md"
-    page.write_text(report.between_markers(page, table(target)), "utf-8")
+    page = TRAINED / "README.md"
+    page.write_text(report.between_markers(page, table()), "utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, help="a folder of campaigns")
-    folder = parser.parse_args().runs
-    if not folder.is_dir():
-        parser.error(f"{folder} is no folder")
-    main(folder, ROOT / "trained")
+    main()

@@ -70,4 +70,4 @@ def test_every_agent_can_be_loaded():
 
 def test_the_page_has_every_agent():
     page = (ROOT / "trained" / "README.md").read_text()
-    assert trained.table(ROOT / "trained") in page
+    assert trained.table() in page
