@@ -353,7 +353,7 @@ MISTAKES = {  # flags that are mistakes, each made by people, and what is said o
         "Q is ",
     ),
     "C51 with the support of Atari's clipped rewards": (
-        "dqn --total-timesteps 6000 --gradient-steps 1 --n-atoms 51",
+        "dqn --total-timesteps 6000 --gradient-steps 1 --n-atoms 51 --v-min -10 --v-max 10",
         "of the return's distribution lies at --v-min and --v-max",
     ),
 }
