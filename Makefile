@@ -8,7 +8,7 @@
 # make speed    installs stable-baselines3 and sbx-rl beside, and compares speeds; takes half an hour
 # make report   rebuilds the benchmark tables and curves from benchmarks/results/
 # make screenshots   photographs TensorBoard, with a run beside our seeds, in a headless Chromium
-# make animations    trains a lander and a cheetah, unless runs/pictures/ has them, and films them
+# make animations    films the trained lander and cheetah, and writes their films as GIFs
 
 PYTHON ?= python3
 BIN := .venv/bin

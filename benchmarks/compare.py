@@ -3,33 +3,26 @@ curves, and where each run lies among the seeds in benchmarks/results/.
 
     python benchmarks/compare.py RUN RUN                   and compare.png beside the first of them
     python benchmarks/compare.py RUN --picture mine.png    elsewhere
-    python benchmarks/compare.py RUN --random              plays random episodes, to compare with
 
-Nothing that a folder names is executed, but by --random, which makes the run's environment. Exit
-status: 0, or 2 for wrong input.
+Nothing that a folder names is executed. Exit status: 0, or 2 for wrong input.
 """
 
 import contextlib
 import itertools
 import math
 import re
-import sys
 from collections import defaultdict
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import BadZipFile
 
-import gymnasium as gym
 import numpy as np
 import pandas as pd
 import report
 from matplotlib.figure import Figure
-from report import ROOT, Cell, UserError, number
+from report import Cell, UserError, number
 
-sys.path.insert(0, str(ROOT / "algos"))
-from load import parts_beside
-
-RANDOM_EPISODES = 20
+FIRST_EPISODES = 20  # above whose mean return the last ones should be
 
 
 @dataclass
@@ -39,11 +32,11 @@ class AnyRun:
     folder: Path
     algo: str
     args: dict
-    versions: dict  # of packages and of the script; none of CleanRL's
-    command: str
     scalars: dict
     points: list  # of training_episodes
     finished: bool  # for all that one can see
+    versions: dict = field(default_factory=dict)  # of packages and of the script; not of CleanRL's
+    command: str = ""
     resumed: list = field(default_factory=list)  # (step, versions), each time
 
     @property
@@ -61,32 +54,34 @@ def read_any_run(folder: Path) -> AnyRun:
     scalars, texts = report.read_events(folder)
     if not scalars:
         raise UserError(f"{folder} has no curves")
-    if ours := (folder / "args.json").exists():
+    ours = (folder / "args.json").exists()
+    points = report.training_episodes(scalars, one_a_point=not ours)
+    if ours:
+        finished = (folder / "result.json").exists()
         try:
             saved = report.read_json(folder / "args.json")
-            args, algo = dict(saved["args"]), str(saved["algo"])
-            versions, command = dict(saved.get("versions", {})), str(saved.get("command", ""))
-            resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
+            run = AnyRun(folder, str(saved["algo"]), dict(saved["args"]), scalars, points, finished)
+            run.versions = dict(saved.get("versions", {}))
+            run.command = str(saved.get("command", ""))
+            run.resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
-        finished = (folder / "result.json").exists()
     elif "hyperparameters/text_summary" not in texts:
         raise UserError(f"{folder} is a run neither of ours nor of CleanRL's")
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts["hyperparameters/text_summary"].splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
-        algo, versions, command, resumed = args.get("exp_name", folder.name), {}, "", []
-        last = max(step for points in scalars.values() for step, _ in points)
+        last = max(step for curve in scalars.values() for step, _ in curve)
         # its last episode ends a little before the budget does
         finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
+        run = AnyRun(folder, args.get("exp_name", folder.name), args, scalars, points, finished)
     try:
         for name in ("total_timesteps", "num_envs", "gamma"):
-            float(args.get(name, 1))
+            float(run.args.get(name, 1))
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder} has no number as {name}: {error}") from None
-    points = report.training_episodes(scalars, one_a_point=not ours)
-    return AnyRun(folder, algo, args, versions, command, scalars, points, finished, resumed)
+    return run
 
 
 # Beside other runs --------------------------------------------------------------------------------
@@ -216,60 +211,23 @@ def least_entropy(run: AnyRun) -> float:
     return 0.01 * (math.log(outputs[-1]) if outputs else max(entropies, default=0.0))
 
 
-def random_returns(algo: str, settings: dict):
-    """Returns, (RANDOM_EPISODES,), of uniformly random actions in a run's environment."""
-    parent, args_class, *_, make_envs = parts_beside(algo)
-    known = {field.name for field in fields(args_class)}  # of another version maybe others
-    args = args_class(**{k: v for k, v in settings.items() if k in known})
-    envs = make_envs(args, RANDOM_EPISODES, training=False)
-    parent.reset(envs, 0)
-    actions = gym.vector.utils.batch_space(envs.single_action_space, envs.num_envs)
-    actions.seed(0)
-    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, np.bool_)
-    for _ in range(10_000):  # an episode might not end
-        _, rewards, terminated, truncated, _ = envs.step(actions.sample())
-        returns += rewards * playing
-        playing &= ~(terminated | truncated)
-        if not playing.any():
-            break
-    envs.close()
-    return returns
-
-
-def not_risen(run: AnyRun, random=None) -> list[str]:
+def not_risen(run: AnyRun) -> list[str]:
     """A sentence if, at half of the budget or later, the return is not above that of the run's own
-    first episodes; or of random ones, (RANDOM_EPISODES,).
+    first episodes, by more than two standard errors.
     """
     total = float(run.args.get("total_timesteps", math.inf))
     if not run.points or run.points[-1][0] < total / 2:
         return []
+    if sum(count for *_, count in run.points) < report.EPISODES + FIRST_EPISODES:
+        return []  # the first episodes are among the last
+    first = report.last_episodes(run.points[::-1], FIRST_EPISODES)
     last = report.last_episodes(run.points)
-    if random is not None:
-        mean, std = random.mean(), random.std(ddof=1)
-        error = std / math.sqrt(len(random))
-        beside = f"a random policy's, {number(mean)} ± {number(std)}"
-    else:
-        _, values, counts = np.array(run.points[len(run.points) // 2 :], float).T
-        if sum(count for *_, count in run.points) < report.EPISODES + RANDOM_EPISODES:
-            return []  # the first episodes are among the last
-        mean = report.last_episodes(run.points[::-1], RANDOM_EPISODES)
-        variance = np.mean(counts * (values - np.average(values, weights=counts)) ** 2)
-        error = math.sqrt(variance * (1 / RANDOM_EPISODES + 1 / report.EPISODES))
-        beside = f"that of its first {RANDOM_EPISODES} episodes, {number(mean)}"
-    if last > mean + 2 * error:
+    _, values, counts = np.array(run.points[len(run.points) // 2 :], float).T
+    variance = np.mean(counts * (values - np.average(values, weights=counts)) ** 2)
+    if last > first + 2 * math.sqrt(variance * (1 / FIRST_EPISODES + 1 / report.EPISODES)):
         return []
+    beside = f"that of its first {FIRST_EPISODES} episodes, {number(first)}"
     return [f"its return, {number(last)}, has not risen above {beside}"]
-
-
-def random_returns_of(run: AnyRun):
-    """The same, with a line that says so; None where they cannot be played."""
-    print(f"  plays {RANDOM_EPISODES} random episodes of {run.env_id}", flush=True)
-    algo, args = (run.algo, run.args) if run.command else ("ppo", {"env_id": run.env_id})
-    try:
-        return random_returns(algo, args)
-    except (Exception, SystemExit) as error:  # an environment that is not here, say
-        print(f"  they cannot be played: {type(error).__name__}: {error}")
-        return None
 
 
 def health(scalars: dict, args: dict, floor: float) -> list[str]:
@@ -353,7 +311,7 @@ def symptoms(now: dict, worth: float, scale: float, floor: float) -> dict:
     return found
 
 
-def compare(folders: list[Path], picture: Path, play: bool = False):
+def compare(folders: list[Path], picture: Path):
     runs = [read_any_run(folder) for folder in folders]
     cells = report.read_cells(report.RESULTS) + report.read_cells(report.RESULTS / "variants")
     if len(runs) > 1:
@@ -361,7 +319,7 @@ def compare(folders: list[Path], picture: Path, play: bool = False):
     for i, run in enumerate(runs, 1):
         print(f"Run {i}: {run.folder}")
         found = health(run.scalars, run.text, least_entropy(run))
-        found += not_risen(run, random_returns_of(run) if play else None)
+        found += not_risen(run)
         found = found or ["its curves look healthy"]
         for sentence in found + resumed_otherwise(run) + beside_seeds(run, cells):
             print(f"  {sentence}")
@@ -382,12 +340,10 @@ def main():
     parser = report.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--picture", type=Path, help="default: compare.png beside the first run")
-    help = f"compares with {RANDOM_EPISODES} random episodes, in the run's environment"
-    parser.add_argument("--random", action="store_true", help=help)
     options = parser.parse_args()
     beside = options.runs[0].resolve().with_name("compare.png")
     with report.errors_in_a_line():
-        compare(options.runs, options.picture or beside, options.random)
+        compare(options.runs, options.picture or beside)
 
 
 if __name__ == "__main__":

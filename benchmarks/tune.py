@@ -33,7 +33,6 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import optuna
 import report
@@ -252,7 +251,7 @@ class Study:
             how |= {"storage": optuna.storages.JournalStorage(backend), "load_if_exists": True}
         return optuna.create_study(direction="maximize", **how)
 
-    def search(self) -> optuna.Study:
+    def search(self):
         """Trains the default and all trials, in batches, told in the order in which they were asked
         for: so what is asked for depends on scores alone, and a study that was cut goes on as if it
         had not been.
@@ -281,7 +280,7 @@ class Study:
                     study.tell(x.number, score if good else None, None if good else TrialState.FAIL)
             trials = []
             if len(study.trials) >= total or self.options.dry_run:  # the rest depends on scores
-                return study
+                return
 
     def ranked(self) -> list[Trial]:
         """The best first, those without a score last; of equal ones the earliest first."""
@@ -327,19 +326,6 @@ class Study:
         print(f"The best: python {shlex.join([f'algos/{script}.py', *flags])}", flush=True)
         return True
 
-    def draw(self, study: optuna.Study):
-        """Optuna's pictures of the scores, in the order of the search and over each setting."""
-        plt.switch_backend("Agg")  # no screen is needed
-        for name in ("optimization_history", "slice"):
-            plot = getattr(optuna.visualization.matplotlib, f"plot_{name}")
-            axes = np.atleast_1d(plot(study, target_name="score"))
-            if math.isfinite(score := self.default.score(self.seeds)):
-                for axis in axes:
-                    axis.axhline(score, color="black", label="default")
-                axes[0].legend()
-            report.save(axes[0].figure, self.folder / f"{name}.png")
-            plt.close()
-
 
 def parse_options(argv: list[str]):
     parser = report.ArgumentParser(description=__doc__)
@@ -367,14 +353,13 @@ def study(flags: list[str], extra: list[str]) -> int:
         found = Study(options, content, extra)
     except (UserError, ValueError) as error:  # the latter of a command with half a pair of quotes
         raise UserError(f"{options.file}: {error}") from None
-    searched = found.search()
-    if options.dry_run:
-        return 0
-    if not found.confirm():
-        return 1
-    found.draw(searched)
-    return 0
+    found.search()
+    return 0 if options.dry_run or found.confirm() else 1
+
+
+def main():
+    run.tool(study)
 
 
 if __name__ == "__main__":
-    run.tool(study)
+    main()

@@ -143,6 +143,37 @@ def command(monkeypatch, capsys):
 
 
 @pytest.fixture
+def tool(monkeypatch, capsys):
+    """tool(report, "--from-csv", ...) calls a module's main with this command line, here."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(module, *words) -> Result:
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
+        capsys.readouterr()  # of what ran before
+        status = 0
+        try:
+            module.main()
+        except SystemExit as exit:
+            status = exit.code
+        return Result(status, *capsys.readouterr())
+
+    yield run
+    for number, handler in handlers.items():  # run.tool sets its own
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """This folder, with a cell in report.RESULTS: three seeds, whose greedy returns are 3, 4, 5."""
+    import report
+    from cells import a_run  # of tests/tools/
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)], report.RESULTS)
+    return tmp_path
+
+
+@pytest.fixture
 def start(tmp_path):
     """start("ppo", "--seed 3", path, ...) runs it as a process in a session of its own, which
     Ctrl-C reaches as a whole. What it says is in the files `out` and `err`.

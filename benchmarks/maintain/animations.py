@@ -1,8 +1,7 @@
 """Trained agents as animations for the README: `make animations`.
 
-Trains each with its config in benchmarks/, filming the greedy episode of the last evaluation,
-unless runs/pictures/ holds such a run. A film becomes a GIF of 200 columns with a palette of its
-own. Where a film cannot be drawn, the script that could not has said why.
+Each plays its greedy episodes, of which one is filmed. The film becomes a GIF of 200 columns with a
+palette of its own. Where it cannot be drawn, the script has said why.
 """
 
 import os
@@ -13,8 +12,7 @@ from pathlib import Path
 import imageio_ffmpeg
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = ROOT / "runs" / "pictures"
-ENVIRONMENTS = {"lunarlander": "LunarLander-v3", "halfcheetah": "HalfCheetah-v5"}
+AGENTS = {"lunarlander": "LunarLander-v3-ppo", "halfcheetah": "HalfCheetah-v5-ppo"}
 SECONDS = "7"  # then a cheetah's floor ends
 FILTER = (
     "fps=12.5,scale=200:-1:flags=lanczos,split[a][b];"
@@ -22,27 +20,14 @@ FILTER = (
 )
 
 
-def film(config: str) -> Path | None:
-    """The last film of a finished run; None where there is none."""
-    films = RUNS.glob(f"{ENVIRONMENTS[config]}/ppo/*/videos/*.mp4")
-    finished = [path for path in films if (path.parents[1] / "result.json").exists()]
-    return max(finished, key=os.path.getmtime, default=None)
-
-
-def train(config: str):
-    command = [sys.executable, ROOT / "algos" / "ppo.py"]
-    command += ["--config", ROOT / "benchmarks" / f"{config}.toml", "--torch-threads", "1"]
-    subprocess.run([*command, "--capture-video", "--runs-dir", RUNS], check=True)
-
-
 def main():
-    for config in ENVIRONMENTS:
-        if film(config) is None:
-            train(config)
-        if film(config) is None:
-            sys.exit(f"no film of {config}")
-        path = ROOT / "pictures" / f"{config}.gif"
-        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-i", film(config)]
+    for name, agent in AGENTS.items():
+        folder = ROOT / "trained" / agent
+        command = [sys.executable, ROOT / "algos" / "ppo.py", "--evaluate", folder]
+        subprocess.run([*command, "--capture-video"], check=True)
+        film = max(folder.glob("videos/*.mp4"), key=os.path.getmtime)
+        path = ROOT / "pictures" / f"{name}.gif"
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-i", film]
         subprocess.run([*command, "-t", SECONDS, "-vf", FILTER, path], check=True)
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 

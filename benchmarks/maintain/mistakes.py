@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -65,9 +64,8 @@ def train(path: Path):
 def curve(runs: Path, tag: str, total: int) -> dict[int, float]:
     """The mean of a scalar over each stretch of the run, {last step: mean}."""
     (path,) = runs.glob("*/*/*/events.out.tfevents.*")
-    steps, values = np.array(report.read_events(path.parent)[0][tag]).T
-    means = pd.Series(values).groupby(np.ceil(steps * STRETCHES / total)).mean()
-    return {total * int(k) // STRETCHES: mean for k, mean in means.items() if k}
+    points = [(*point, 1.0) for point in report.read_events(path.parent)[0][tag] if point[0]]
+    return report.windows(points, total, STRETCHES)
 
 
 def draw(path: Path):

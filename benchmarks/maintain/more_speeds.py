@@ -17,6 +17,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import speed
 from speed import CELLS, ON_GPU, PEERS, Cell, our_sps, output_of, peer_sps
@@ -32,26 +34,24 @@ def measure_seeds(name: str, repeats: int, folder: str) -> list[dict]:
 
     def ours(script, more):
         flags = f"--config cartpole:ppo-cleanrl --total-timesteps {cell.last} --torch-threads 1"
-        output_of(
-            *f"algos/{script}.py {flags} --eval-episodes 1 {more}".split(), "--runs-dir", folder
-        )
+        words = f"algos/{script}.py {flags} --eval-episodes 1 {more}".split()
+        output_of(*words, "--runs-dir", folder)
 
     ways = {
         "ppo_seeds, ten at once": lambda: ours("ppo_seeds", "--num-seeds 10"),
         "ppo, one after another": lambda: [ours("ppo", f"--seed {k}") for k in range(1, 11)],
-        "sb3, one after another": lambda: [peer_sps(cell, "sb3", folder) for _ in range(10)],
     }
+    if PEERS.exists():
+        ways["sb3, one after another"] = lambda: [peer_sps(cell, "sb3", folder) for _ in range(10)]
     rows = []
-    for way in list(ways)[: 3 if PEERS.exists() else 2]:
+    for way, train in ways.items():
         times = []
         for _ in range(repeats):
-            before, started = os.times(), time.time()
-            ways[way]()
-            now = os.times()
-            spent = now.children_user + now.children_system
-            spent -= before.children_user + before.children_system
-            times.append((spent / 10, (time.time() - started) / 10))
-        processor, wall = (round(statistics.median(x), 2) for x in zip(*times, strict=True))
+            before = os.times()
+            train()
+            user, system, elapsed = np.subtract(os.times(), before)[[2, 3, 4]]
+            times.append(((user + system) / 10, elapsed / 10))
+        processor, wall = np.median(times, axis=0).round(2)
         row = {"cell": name, "trained_by": way, "steps": cell.last}
         rows.append({**row, "processor_s": processor, "wall_s": wall, "repeats": repeats})
     return rows

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from report import MIN_SEEDS, MIN_SEEDS_INTERVAL, ROOT, Cell, UserError
 
-MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # the tables stand between them
 # flags of a campaign that make no other setting of a table
 FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
 FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
@@ -38,24 +37,22 @@ LEVELS = 0.25, 0.5, 0.75, 1.0  # of normalised returns
 def is_of_table(table: str, run: dict) -> bool:
     """Whether a run has the settings that a table of benchmarks/ has now, and no others."""
     args, words = run["args"], shlex.split(run["command"])
-    config = next((word for word in words if word.endswith(f".toml:{table}")), table)
-    path, tables = ROOT / config.rpartition(":")[0], {}
-    if re.fullmatch(r"benchmarks/[^/]+", config) and path.exists():
-        tables = report.read_toml(path)
-    here, reason = tables.get(table, {}), ""
+    config, _, name = report.config_of(run["command"]).rpartition(":")
+    here = None
+    if name == table and re.fullmatch(r"benchmarks/[^/]+", config) and (ROOT / config).exists():
+        here = report.read_toml(ROOT / config).get(table)
+    if here is None:
+        print(f"not of a table [{table}] in benchmarks/, left out: {run['folder']}")
+        return False
     # args.json has a table, such as env_kwargs, as JSON
     here = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in here.items()}
     other = {name for name, value in here.items() if args.get(name) != value}
     typed = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     other |= {name.removeprefix("no_") for name in typed} - here.keys()
-    if not here:
-        reason = f"{config} is no table of benchmarks/"
-    elif other := sorted(other - FREE_FLAGS):
+    if other := sorted(other - FREE_FLAGS):
         text = ", ".join(f"{name}={args.get(name)}" for name in other)
-        reason = f"{table} with {text} is not as in {config}"
-    if reason:
-        print(f"{reason}, left out, --out DIR shows it: {run['folder']}")
-    return not reason
+        print(f"{table} with {text} is not as in {config}, left out: {run['folder']}")
+    return not other
 
 
 def add_runs(table: str, runs: list[dict], results: Path):
@@ -106,9 +103,8 @@ def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list
             main[key] = max(main.get(key, cell), cell, key=rank)
 
     def order(cell: Cell) -> tuple:
-        known = cell.algorithm in report.ALGORITHMS
-        place = report.ALGORITHMS.index(cell.algorithm) if known else len(report.ALGORITHMS)
-        return report.difficulty(cell.env_id), place
+        known = [*report.ALGORITHMS, cell.algorithm]
+        return report.difficulty(cell.env_id), known.index(cell.algorithm)
 
     return sorted(main.values(), key=order)
 
@@ -216,17 +212,7 @@ def documents() -> dict[Path, str]:
         over_tasks = f"## Over tasks\n\n{table_over_tasks(cells)}\n\n![Profiles](profiles.png)\n"
         texts[report.RESULTS / "README.md"] += f"\n{over_tasks}"
     table = short_tables(cells, report.read_published())
-    return {ROOT / "README.md": between_markers(ROOT / "README.md", table), **texts}
-
-
-def between_markers(path: Path, text: str) -> str:
-    """The file's content with `text` between its two marker comments."""
-    begin, end = MARKS
-    content = path.read_text("utf-8")
-    if not 0 <= content.find(begin) < content.find(end):
-        raise UserError(f"{path} lacks the lines {begin} and {end}")
-    head, rest = content.split(begin, 1)
-    return f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end, 1)[1]}"
+    return {ROOT / "README.md": report.between_markers(ROOT / "README.md", table), **texts}
 
 
 def main():

@@ -4,12 +4,11 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
 
-Today's tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, and the
-defaults of the four scripts run for a few thousand steps, with checkpoints on the way, then a few
-commands for what no table uses. With --record, tables with equal hashes go into
-results/same-numbers.json with the SHA-256 of both scripts, and of those that it has as their
-equals: report.py then lets seeds of the one join a cell of the other. Exit status: 0 if every hash
-is the same, 1 if not.
+Today's tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, the
+defaults of the four scripts, and a few commands for what no table uses run for a few thousand
+steps, with checkpoints on the way. With --record, tables with equal hashes go into
+results/same-numbers.json: report.py then lets seeds of the one script join a cell of the other.
+Exit status: 0 if every hash is the same, 1 if not.
 """
 
 import io

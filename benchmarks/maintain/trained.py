@@ -14,13 +14,11 @@ import statistics
 import sys
 from pathlib import Path
 
-import pandas as pd
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import report
+from report import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import report  # noqa: E402
-
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+TRAINED = ROOT / "trained"
 
 
 def cell_of(about: dict) -> str:
@@ -31,11 +29,11 @@ def cell_of(about: dict) -> str:
 
 def recorded_returns(cell: str) -> dict:
     """Seed -> greedy return after training, of the seeds in benchmarks/results/."""
-    path = ROOT / "benchmarks" / "results" / f"{cell}.csv"
+    path = report.RESULTS / f"{cell}.csv"
     if not path.exists():
         return {}
-    rows = pd.read_csv(path).query("kind == 'greedy'").sort_values("step")
-    return rows.groupby("seed")["return"].last().to_dict()
+    found = report.read_cell(path)
+    return dict(zip(found.seeds, found.values("greedy"), strict=True))
 
 
 def copy_run(folder: Path, target: Path):
@@ -49,16 +47,19 @@ def copy_run(folder: Path, target: Path):
         shutil.copy(folder / name, target)
 
 
-def table(folder: Path) -> str:
+def table() -> str:
     rows = []
-    for path in sorted(folder.glob("*/result.json")):
+    for path in sorted(TRAINED.glob("*/result.json")):
         result = report.read_json(path)
         returns = f"{result['eval_return_mean']:,.1f} ± {result['eval_return_std']:,.1f}"
         rows.append([f"`{path.parent.name}`", result["seed"], f"{result['steps']:,}", returns])
-    return report.markdown(["agent", "seed", "steps", "return"], rows) + "\n"
+    return report.markdown(["agent", "seed", "steps", "return"], rows)
 
 
-def main(runs: Path, target: Path):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, help="a folder of campaigns")
+    runs = parser.parse_args().runs
     cells = {}
     for path in sorted(runs.rglob("result.json")):
         about = report.read_json(path.with_name("args.json"))
@@ -68,17 +69,11 @@ def main(runs: Path, target: Path):
         returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
         median = statistics.median((recorded_returns(cell) | returns).values())
         nearest = min(results, key=lambda f: abs(results[f]["eval_return_mean"] - median))
-        copy_run(nearest, target / cell)
+        copy_run(nearest, TRAINED / cell)
         print(f"{cell}: {nearest.name}, {results[nearest]['eval_return_mean']:,.1f}; {median:,.1f}")
-    page = target / "README.md"
-    before, rest = page.read_text("utf-8").split(BEGIN)
-    page.write_text(before + BEGIN + table(target) + END + rest.split(END)[1], "utf-8")
+    page = TRAINED / "README.md"
+    page.write_text(report.between_markers(page, table()), "utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, help="a folder of campaigns")
-    folder = parser.parse_args().runs
-    if not folder.is_dir():
-        parser.error(f"{folder} is no folder")
-    main(folder, ROOT / "trained")
+    main()

@@ -3,19 +3,16 @@
 import contextlib
 import json
 import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import ppo
 import ppo_seeds
 import pytest
-import torch
-from conftest import ROOT, before, new_run, scalars, train
-from torch import nn
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import report
+import torch
+from conftest import before, new_run, scalars, train
+from torch import nn
 
 CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}

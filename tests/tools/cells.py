@@ -1,12 +1,7 @@
-"""What tests of tools share: runs as report.py reads them, a cell of them; copies of the tools."""
+"""What tests of tools share: runs as report.py reads them, and cells of them."""
 
-import shutil
-import sys
 from pathlib import Path
 
-from conftest import ROOT, wait_for  # noqa: F401, for tests of tools
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import report
 
 
@@ -31,19 +26,7 @@ def a_run(seed: int, final: float, **changed) -> dict:
     }
 
 
-def a_cell(tmp_path, monkeypatch) -> Path:
-    """A cell of three seeds, with greedy returns 3, 4, 5 at the end."""
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    report.RESULTS.mkdir()
-    report.write_cell("ppo-mine", [a_run(seed, seed + 2.0) for seed in (1, 2, 3)], report.RESULTS)
-    return tmp_path
-
-
-NODE = {"object_store_memory": 10**8, "include_dashboard": False}  # of a Ray cluster
-
-
-def copy_tools(folder: Path):
-    """The scripts and the tools, without results."""
-    for name in ("algos", "benchmarks"):
-        ignored = shutil.ignore_patterns("results", "__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+def cell_named(table: str) -> report.Cell:
+    """The cell of a table in report.RESULTS."""
+    (found,) = [cell for cell in report.read_cells(report.RESULTS) if cell.table == table]
+    return found

@@ -3,15 +3,11 @@
 import collections
 import importlib
 import re
-import sys
 
-import pytest
-from conftest import ROOT, parse
-
-sys.path.insert(0, str(ROOT / "tests" / "mutants"))
-sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
 import check
 import mistakes
+import pytest
+from conftest import ROOT, parse
 
 MUTANTS = check.load()
 # a report, a paper, what others wrote without calling it a mistake, or nobody but us

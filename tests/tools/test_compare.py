@@ -1,20 +1,17 @@
-"""Runs are compared with each other, with our seeds and with a random policy; what looks wrong in
-curves is found, and nothing in healthy ones.
+"""Runs are compared with each other and with our seeds; what looks wrong in curves is found, and
+nothing in healthy ones.
 """
 
 import json
-import sys
 from pathlib import Path
 
+import compare
 import numpy as np
 import pytest
-from cells import a_cell, a_run
-from conftest import ROOT, only_run
-from torch.utils.tensorboard import SummaryWriter
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import compare
 import report
+from cells import a_run, cell_named
+from conftest import only_run
+from torch.utils.tensorboard import SummaryWriter
 
 
 def write_curves(folder: Path, value: float, arguments: dict | None = None):
@@ -28,9 +25,11 @@ def write_curves(folder: Path, value: float, arguments: dict | None = None):
             writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    return a_cell(tmp_path, monkeypatch)
+def write_run(folder: Path, value: float, args=(), **saved):
+    """A run of ours on CartPole-v1 that is not finished."""
+    write_curves(folder, value)
+    about = {"algo": "ppo", "args": {"env_id": "CartPole-v1"} | dict(args)} | saved
+    (folder / "args.json").write_text(json.dumps(about))
 
 
 def test_runs_are_compared_cleanrls_too(results, capsys):
@@ -39,9 +38,7 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     write_curves(results / "cleanrl", 2.2, arguments)
     with SummaryWriter(results / "cleanrl") as writer:
         writer.add_scalar("eval/episodic_return", 77.0, 9)  # of its tenth episode
-    write_curves(results / "ours", 8.0)
-    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": 0.9}}
-    (results / "ours" / "args.json").write_text(json.dumps(saved))
+    write_run(results / "ours", 8.0, {"gamma": 0.9})
     compare.compare([results / "ours"], results / "compare.png")
     out = capsys.readouterr().out
     assert "not finished, so not compared with" in out and "argument" not in out
@@ -59,8 +56,8 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     runs = [line for line in rest.splitlines() if line.startswith("Run")]
     assert runs == [f"Run 1: {results}/cleanrl", f"Run 2: {results}/ours"]
     assert "not compared" not in rest  # with [ppo], since there is a cell with their settings
-    other = [cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo"]
-    (said,) = compare.beside_seeds(compare.read_any_run(results / "ours"), other)
+    ours = compare.read_any_run(results / "ours")
+    (said,) = compare.beside_seeds(ours, [cell_named("ppo")])
     assert said == "not compared with [ppo], which has other settings: gamma 0.9, not 0.5"
     seeds = "3 seeds of [ppo-mine] reached 1.5 to 2.5"
     assert f"training return 2.2: {seeds}; 2 lower, 1 higher\n" in rest
@@ -81,14 +78,13 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
 
 def test_a_place_among_seeds_that_are_all_alike(results):
     report.write_cell("ppo", [a_run(seed, 500.0) for seed in (1, 2, 3)], report.RESULTS)
-    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
     expected = "greedy return 500.0: 3 seeds of [ppo] reached 500.0 to 500.0; 3 equal"
-    assert compare.place(500.0, cell, "greedy") == expected
+    assert compare.place(500.0, cell_named("ppo"), "greedy") == expected
 
 
 def a_variants_run(versions: dict, points=()) -> compare.AnyRun:
     args = {"env_id": "CartPole-v1"}
-    return compare.AnyRun(Path("x"), "ppo_lstm", args, versions, "", {}, list(points), True)
+    return compare.AnyRun(Path("x"), "ppo_lstm", args, {}, list(points), True, versions)
 
 
 def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
@@ -96,16 +92,11 @@ def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
     cells, points = report.read_cells(report.RESULTS), [(9, 2.2, 1.0)]
     said = compare.beside_seeds(a_variants_run({"torch": "2"}, points), cells)
     assert said == ["benchmarks/results/ has no seeds of ppo_lstm on CartPole-v1"]
-    assert (
-        "3 seeds of [ppo-mine] reached 1.5 to 2.5"
-        in compare.beside_seeds(a_variants_run({}, points), cells)[0]
-    )
-    folder = report.RESULTS / "variants"
-    folder.mkdir()
-    report.write_cell("ppo_lstm", [a_run(1, 3.0) | {"algo": "ppo_lstm"}], folder)
-    write_curves(results / "x", 2.2)
-    saved = {"algo": "ppo_lstm", "args": {"env_id": "CartPole-v1"}, "versions": {"torch": "2"}}
-    (results / "x" / "args.json").write_text(json.dumps(saved))
+    (said,) = compare.beside_seeds(a_variants_run({}, points), cells)
+    assert "3 seeds of [ppo-mine] reached 1.5 to 2.5" in said
+    variant = {"algo": "ppo_lstm"}
+    report.write_cell("ppo_lstm", [a_run(1, 3.0) | variant], report.RESULTS / "variants")
+    write_run(results / "x", 2.2, **variant, versions={"torch": "2"})
     (results / "x" / "result.json").touch()
     compare.compare([results / "x"], results / "compare.png")
     out = capsys.readouterr().out
@@ -132,51 +123,40 @@ def test_runs_of_others_are_refused_and_one_that_is_training_is_read(tmp_path):
     assert compare.read_any_run(tmp_path).points == [(1_000, 10.0, 100.0)]
 
 
-def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeypatch):
+def test_the_picture_of_a_comparison_lies_beside_the_first_run(tmp_path, monkeypatch, tool):
     calls = []
-    monkeypatch.setattr(compare, "compare", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(sys, "argv", "compare.py runs/CartPole-v1/ppo/1-now x/y".split())
-    compare.main()
+    monkeypatch.setattr(compare, "compare", lambda *arguments: calls.append(arguments[1]))
+    tool(compare, "runs/CartPole-v1/ppo/1-now", "x/y")
     (tmp_path / "1-now").mkdir()
     monkeypatch.chdir(tmp_path / "1-now")
-    for words in (".", ". --picture mine.png"):
-        monkeypatch.setattr(sys, "argv", ["compare.py", *words.split()])
-        compare.main()
-    pictures = [picture for _, picture, _ in calls]
+    tool(compare, ".")
+    tool(compare, ".", "--picture", "mine.png")
     own = tmp_path / "runs" / "CartPole-v1" / "ppo" / "compare.png"
-    assert pictures == [own, tmp_path / "compare.png", Path("mine.png")]
+    assert calls == [own, tmp_path / "compare.png", Path("mine.png")]
 
 
-def test_scripts_that_differ_are_named(results, capsys):
+def test_scripts_that_differ_are_named(results, tool):
     """In args.json; the same script twice, another one, and one that trains the same weights."""
     command = "python algos/ppo.py --config benchmarks/cartpole.toml:ppo"
     for name, script in (("a", "5c41" * 16), ("b", "5c41" * 16), ("c", "07e4" * 16)):
-        write_curves(results / name, 500.0)
-        saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1"}, "command": command}
-        saved["versions"] = {"torch": "2.13.0", "script": script}
-        (results / name / "args.json").write_bytes(json.dumps(saved).encode("utf-8-sig"))
-    folders = [results / name for name in "abc"]
-    compare.compare(folders[:2], results / "compare.png")
-    assert "version" not in capsys.readouterr().out
-    compare.compare(folders, results / "compare.png")
-    out = capsys.readouterr().out
+        versions = {"torch": "2.13.0", "script": script}
+        write_run(results / name, 500.0, command=command, versions=versions)
+    assert "version" not in tool(compare, "a", "b").out
+    out = tool(compare, "a", "b", "c").out
     assert out.splitlines()[1].split() == ["script", *["5c415c415c41"] * 2, "07e407e407e4"]
     for k in (1, 2):
         assert f"Run 3 is of another version of ppo.py than run {k}, which may be why" in out
     records = [{"name": "cartpole:ppo", "scripts": ["07e4" * 16, "5c41" * 16]}]
     (report.RESULTS / report.SAME_NUMBERS).write_text(json.dumps(records))
-    compare.compare(folders, results / "compare.png")
-    assert "Run 3 is of another version of ppo.py than run 1, which trains the same weights" in (
-        capsys.readouterr().out
-    )
+    out = tool(compare, "a", "b", "c").out
+    assert "Run 3 is of another version of ppo.py than run 1, which trains the same weights" in out
 
 
-def without_progress(returns, random=False, env_id="CartPole-v1", total=10_000, **changed):
+def without_progress(returns, total=10_000):
     """What is said of a run with these returns, each the mean of twenty episodes of 50 steps."""
-    args = {"env_id": env_id, "total_timesteps": total, **changed}
     points = [(1_000 * i, value, 20.0) for i, value in enumerate(returns, 1)]
-    run = compare.AnyRun(Path(), "a2c", args, {}, "python algos/a2c.py", {}, points, True)
-    return compare.not_risen(run, compare.random_returns_of(run) if random else None)
+    args = {"total_timesteps": total}
+    return compare.not_risen(compare.AnyRun(Path(), "a2c", args, {}, points, True))
 
 
 def test_a_return_that_has_not_risen_above_that_of_the_first_episodes():
@@ -191,37 +171,15 @@ def test_a_return_that_has_not_risen_above_that_of_the_first_episodes():
     assert without_progress(noisy) and not without_progress([-9.0, *noisy[1:]])
 
 
-def test_a_return_that_has_not_risen_above_a_random_policys(capsys):
-    """When asked: it has 22 ± 12 on CartPole-v1, always -200 on MountainCar-v0."""
-    (text,) = without_progress([21.0] * 6, random=True)
-    assert text.startswith("its return, 21.0, has not risen above a random policy's, 2")
-    assert capsys.readouterr().out == "  plays 20 random episodes of CartPole-v1\n"
-    assert not without_progress([21.0] * 5 + [150.0] * 5, random=True)
-    assert without_progress([-200.0] * 6, True, "MountainCar-v0")
-    assert not without_progress([-199.0] * 6, True, "MountainCar-v0")
-    short = {"env_kwargs": '{"max_episode_steps": 5}'}  # so random episodes end at five
-    assert not without_progress([21.0] * 6, random=True, **short)
-    capsys.readouterr()
-    without_progress([21.0] * 6, True, "Nowhere-v0")
-    assert "cannot be played" in capsys.readouterr().out
-
-
-def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, capsys):
-    """No environment is made, no module imported; --random takes scripts beside load.py alone."""
+def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, tool):
+    """No environment is made, no module imported."""
     (results / "evil.py").write_text('open("imported", "w")\nmain("evil")')
     monkeypatch.syspath_prepend(results)
-    monkeypatch.setattr(compare, "random_returns_of", lambda run: pytest.fail("not asked for"))
-    write_curves(results / "run", 8.0)
-    args = {"env_id": "evil:X-v0", "total_timesteps": 3000}
-    for algo in ("evil", "ppo_multi", "../evil"):
-        saved = {"algo": algo, "args": args, "command": "python evil.py"}
-        (results / "run" / "args.json").write_text(json.dumps(saved))
-        compare.compare([results / "run"], results / "compare.png")
-        assert "has not risen above that of its first 20 episodes" in capsys.readouterr().out
-    monkeypatch.undo()
     for algo in ("evil", "../evil"):
-        with pytest.raises(SystemExit):
-            compare.random_returns(algo, args)
+        args = {"env_id": "evil:X-v0", "total_timesteps": 3000}
+        write_run(results / "run", 8.0, args, algo=algo, command="python evil.py")
+        out = tool(compare, "run").out
+        assert "has not risen above that of its first 20 episodes" in out
     assert not (results / "imported").exists()
 
 
@@ -231,26 +189,22 @@ def test_what_is_broken_in_a_folder_is_a_line(results):
         (results / "run" / "args.json").write_text(text)
         with pytest.raises(report.UserError, match=r"args\.json cannot be read"):
             compare.read_any_run(results / "run")
-    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1", "gamma": [0.9]}}
-    (results / "run" / "args.json").write_text(json.dumps(saved))
+    write_run(results / "run", 8.0, {"gamma": [0.9]})
     with pytest.raises(report.UserError, match="has no number as gamma"):
         compare.read_any_run(results / "run")
-    (results / "run" / "args.json").write_text(json.dumps({"algo": "ppo", "args": {}}))
+    write_run(results / "run", 8.0)
     for data in (b"", b"nothing", b"PK\x03\x04nothing"):
         (results / "run" / "weights.npz").write_bytes(data)
         with pytest.raises(report.UserError, match=r"weights\.npz cannot be read"):
             compare.compare([results / "run"], results / "compare.png")
 
 
-def test_a_run_that_was_resumed_with_something_else_says_so(results, capsys):
-    write_curves(results / "run", 8.0)
+def test_a_run_that_was_resumed_with_something_else_says_so(results, tool):
     first, second = {"torch": "2.13.0", "script": "5c41" * 16}, {"script": "07e4" * 16}
-    saved = {"algo": "ppo", "args": {"env_id": "CartPole-v1"}, "versions": first}
     steps = [(100, first), (2_000, first | second), (2_500, first | second)]
-    saved["resumed"] = [{"step": step, "versions": versions} for step, versions in steps]
-    (results / "run" / "args.json").write_text(json.dumps(saved))
-    compare.compare([results / "run"], results / "compare.png")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "resumed at" in line]
+    resumed = [{"step": step, "versions": versions} for step, versions in steps]
+    write_run(results / "run", 8.0, versions=first, resumed=resumed)
+    lines = [x for x in tool(compare, "run").out.splitlines() if "resumed at" in x]
     assert lines == ["  resumed at step 2,000 with script 07e407e407e4, not 5c415c415c41"]
 
 
@@ -261,11 +215,10 @@ def test_where_a_whole_curve_lies_among_the_seeds(results):
         run["result"]["steps"] = 1_000
         run["returns"]["training"] = {step: 10.0 * run["seed"] for step in range(10, 1_001, 10)}
     report.write_cell("ppo", runs, report.RESULTS)
-    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "ppo")
 
-    def said(returns):
+    def said(returns, table="ppo"):
         run = a_variants_run({}, [(step, value, 1.0) for step, value in returns.items()])
-        return compare.along(run, cell)
+        return compare.along(run, cell_named(table))
 
     # five points below, one above; where the run has no episode there is no point
     values = {step: 25.0 for step in range(10, 401, 10)}
@@ -280,8 +233,7 @@ def test_where_a_whole_curve_lies_among_the_seeds(results):
     )
     assert said({}) == []
     report.write_cell("two", runs[:2], report.RESULTS)
-    cell = next(cell for cell in report.read_cells(report.RESULTS) if cell.table == "two")
-    assert said(values) == []
+    assert said(values, "two") == []
 
 
 def symptoms(args=(), episode=(200.0, 200.0), epsilon=0.1, floor=-np.inf, **losses):
@@ -375,8 +327,8 @@ def test_symptoms_are_found_in_curves_and_none_in_healthy_ones(curves, said):
 
 
 def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
-    run = compare.AnyRun(tmp_path, "ppo", {}, {}, "", {}, [], True)
-    run.scalars = {"losses/entropy": [(1, 0.6), (2, 0.1)]}
+    scalars = {"losses/entropy": [(1, 0.6), (2, 0.1)]}
+    run = compare.AnyRun(tmp_path, "ppo", {}, scalars, [], True)
     assert compare.least_entropy(run) == pytest.approx(0.006), "without weights"
     arrays = {"actor.0.bias": np.zeros(64), "actor.2.bias": np.zeros(4)}
     np.savez(tmp_path / "weights.npz", **arrays)
@@ -390,11 +342,6 @@ MISTAKES = {  # flags that are mistakes, each made by people, and what is said o
         "a2c --total-timesteps 6000 --learning-rate 0 --no-anneal-lr",
         "has not risen above that of its first 20 episodes",
     ),
-    "a checkpoint before every episode's end": (
-        "a2c --env-id Pendulum-v1 --num-envs 1 --num-steps 8 --total-timesteps 2560 "
-        "--checkpoint-frequency 128",
-        "no episode ended",
-    ),
     "a learning rate that drowns the policy": (
         "ppo --num-envs 1 --total-timesteps 6000 --learning-rate 1",
         "the entropy is",
@@ -405,13 +352,8 @@ MISTAKES = {  # flags that are mistakes, each made by people, and what is said o
         "--exploration-steps 600 --learning-starts 100",
         "Q is ",
     ),
-    "a learning rate that silences every unit": (
-        "dqn --total-timesteps 4000 --gradient-steps 1 --learning-rate 1 --no-anneal-lr "
-        "--exploration-steps 400 --learning-starts 100",
-        "whatever the state",
-    ),
     "C51 with the support of Atari's clipped rewards": (
-        "dqn --total-timesteps 6000 --gradient-steps 1 --n-atoms 51",
+        "dqn --total-timesteps 6000 --gradient-steps 1 --n-atoms 51 --v-min -10 --v-max 10",
         "of the return's distribution lies at --v-min and --v-max",
     ),
 }
@@ -429,8 +371,8 @@ HEALTHY = {
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in list(MISTAKES)[:1]))
-        for name in MISTAKES
+        name if i == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for i, name in enumerate(MISTAKES)
     ],
 )
 def test_a_run_with_a_mistake_says_so(command, tmp_path, capsys, mistake):

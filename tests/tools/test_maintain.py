@@ -3,38 +3,12 @@
 import csv
 import importlib
 import json
-import runpy
-import sys
 
 import numpy as np
-import pytest
-from conftest import ROOT, parse
-
-sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import peer_returns
 import same_numbers
 import speed
-
-MAINTAIN = ROOT / "benchmarks" / "maintain"
-WRONG = {
-    "trained.py": "the following arguments are required: runs",
-    "trained.py nowhere": "nowhere is no folder",
-    "until_solved.py": "the following arguments are required: threshold",
-    "mistakes.py no-such-mistake": "no such CSV in docs/pictures/: no-such-mistake",
-    "same_numbers.py --jobs 0": "argument --jobs: 0 must be at least 1",
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_wrong_input_is_refused_with_a_line(words, tmp_path, monkeypatch, capsys):
-    name, *flags = words.split()
-    monkeypatch.setattr(sys, "argv", [name, *flags])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(str(MAINTAIN / name), run_name="__main__")
-    assert exit.value.code == 2
-    assert WRONG[words] in capsys.readouterr().err.splitlines()[-1]
+from conftest import ROOT, parse
 
 
 def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
@@ -53,12 +27,6 @@ def test_what_is_said_of_a_peer_s_returns_is_what_its_seeds_have():
     for name, sign in words.items():
         said = f"{mean:,.0f} {sign} {std:.0f}"
         assert said in (ROOT / "benchmarks" / name).read_text("utf-8"), name
-
-
-def test_ratios_of_speed_are_rounded_down():
-    assert speed.times_as_fast(1.749 * 1013, 1013) == 1.74
-    speeds = np.random.default_rng(0).uniform(100, 5000, 1000).tolist()
-    assert all(speed.times_as_fast(sps, sps) == 1 for sps in speeds)
 
 
 def test_the_flags_of_every_cell_parse(monkeypatch):

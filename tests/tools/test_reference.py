@@ -1,26 +1,12 @@
 """Our seeds as event files: what TensorBoard reads of them is what a run of ours has."""
 
-import sys
-
 import pytest
-from cells import a_cell, a_run
-from conftest import ROOT, only_run, scalars
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import reference
 import report
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    return a_cell(tmp_path, monkeypatch)
-
-
-def write(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["reference.py", *words])
-    reference.main()
+from cells import a_run
+from conftest import only_run, scalars
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 
 def hparams(folder) -> dict:
@@ -31,15 +17,14 @@ def hparams(folder) -> dict:
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
 
 
-def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(command, tmp_path, monkeypatch):
-    (tmp_path / "results" / "variants").mkdir(parents=True)
+def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(command, tmp_path, monkeypatch, tool):
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     flags = "--env-id Pendulum-v1 --total-timesteps 800 --learning-starts 200 --batch-size 16 "
     flags += "--hidden-sizes 16 8 --eval-frequency 300 --log-frequency 200 --seed 7"
     command("td3", flags)
     run = only_run(tmp_path)
     report.write_cell("td3", [report.read_run(run)], report.RESULTS)
-    write(monkeypatch, "Pendulum-v1")
+    tool(reference, "Pendulum-v1")
     folder = tmp_path / "runs" / "reference" / "Pendulum-v1" / "td3" / "7"
     # each point ends a hundredth of training, here with one of Pendulum's episodes of 200 steps
     own = {key: value for key, value in scalars(run).items() if "episodic_return" in key[0]}
@@ -52,20 +37,20 @@ def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(command, tmp_path,
     assert {"algo", "seed", "learning_rate"} <= row.keys()
 
 
-def test_the_same_command_again_replaces_them(results, monkeypatch, capsys):
+def test_the_same_command_again_replaces_them(results, tool):
     for seeds in ((1, 2, 3), (2, 3, 5)):
         cell = [a_run(seed, seed + 2.0) for seed in seeds]
         report.write_cell("ppo-mine", cell, report.RESULTS)
-        write(monkeypatch, "CartPole-v1", "--runs-dir", "mine")
+        said = tool(reference, "CartPole-v1", "--runs-dir", "mine").out
         folder = results / "mine" / "reference" / "CartPole-v1" / "ppo-mine"
         assert {path.name for path in folder.iterdir()} == {str(seed) for seed in seeds}
     tag = "eval/episodic_return"
     expected = {(tag, 50): [50.0], (tag, 100): [7.0], ("charts/episodic_return", 100): [4.0]}
     assert scalars(folder / "5") == expected
-    assert capsys.readouterr().out.endswith("mine/reference/CartPole-v1/ppo-mine: 3 seeds\n")
+    assert said.endswith("mine/reference/CartPole-v1/ppo-mine: 3 seeds\n")
 
 
-def test_a_name_is_a_config_one_of_its_tables_or_an_environment(results, monkeypatch, failure):
+def test_a_name_is_a_config_one_of_its_tables_or_an_environment(results, tool):
     def named(name):
         return [(cell.env_id, cell.table) for cell in reference.chosen(cells, name)]
 
@@ -78,10 +63,10 @@ def test_a_name_is_a_config_one_of_its_tables_or_an_environment(results, monkeyp
     assert named("small:ppo") == [("A-v0", "ppo"), ("x:B-v0", "ppo")]
     assert named("A-v0") == [("A-v0", "dqn"), ("A-v0", "ppo")]
     assert named("x:B-v0") == [("x:B-v0", "ppo")]
-    (report.RESULTS / "variants").mkdir()
     for name in ("small:td3", "Nowhere-v0"):
-        said = failure(write, monkeypatch, "small", name)
-        assert f"no results of {name}, only of" in said and "small; or of A-v0," in said
+        refused = tool(reference, "small", name)
+        assert refused.status == 2 and "small; or of A-v0," in refused.err
+        assert f"no results of {name}, only of" in refused.err
     assert not (results / "runs").exists()
 
 

@@ -4,14 +4,12 @@ import importlib
 import importlib.util
 import json
 import math
-import sys
 
 import pandas as pd
 import pytest
 from conftest import ROOT, SCRIPTS, VARIANTS
 from load import load
 
-sys.path.insert(0, str(ROOT / "benchmarks" / "maintain"))
 import trained
 
 FOLDERS = sorted(path.parent for path in (ROOT / "trained").glob("*/args.json"))
@@ -72,4 +70,4 @@ def test_every_agent_can_be_loaded():
 
 def test_the_page_has_every_agent():
     page = (ROOT / "trained" / "README.md").read_text()
-    assert trained.table(ROOT / "trained") in page
+    assert trained.table() in page

@@ -1,22 +1,15 @@
 """The search for settings, with a script whose return is a known function of its arguments."""
 
-import contextlib
-import io
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from cells import wait_for
-from conftest import NUMBERS, ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import tune
+from conftest import NUMBERS, ROOT, wait_for
 
 HILL = """
 import argparse, json, sys, time
@@ -108,25 +101,20 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(tune.run, "ROOT", root)
     monkeypatch.setattr(tune.run, "SCRIPTS", ["hill", "ppo"])
     monkeypatch.syspath_prepend(root / "algos")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     sys.modules.pop("hill", None)
 
 
-def tuned(*flags, status: int = 0) -> str:
-    """What the search prints; of wrong input, its complaint."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["tune.py", *map(str, flags)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as exit,
-    ):
-        tune.run.tool(tune.study)
-    assert exit.value.code == status, err.getvalue() + out.getvalue()
-    return err.getvalue() if status == 2 else out.getvalue()
+@pytest.fixture
+def tuned(house, tool):
+    """tuned("grid.toml", ...) is what the search prints; of wrong input, its complaint."""
+
+    def run(*flags, status: int = 0) -> str:
+        ended = tool(tune, *flags)
+        assert ended.status == status, ended.err + ended.out
+        return ended.err if status == 2 else ended.out
+
+    return run
 
 
 def finished() -> Counter:
@@ -140,14 +128,13 @@ def rows(study: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_values_of_any_type_become_flags():
-    settings = {"anneal_lr": False, "norm_obs": True, "hidden_sizes": [64, 32], "log_std": -1.5}
-    settings["env_kwargs"] = {"gravity": -5.0}
-    flags = "--no-anneal-lr --norm-obs --hidden-sizes 64 32 --log-std=-1.5".split()
-    assert tune.flags_of(settings) == [*flags, '--env-kwargs={"gravity": -5.0}']
+def test_a_negative_number_is_no_flag():
+    assert tune.flags_of({"log_std": -1.5}) == ["--log-std=-1.5"]
 
 
-def test_the_best_is_confirmed_beside_the_default_on_fresh_seeds_and_nothing_runs_twice(house):
+def test_the_best_is_confirmed_beside_the_default_on_fresh_seeds_and_nothing_runs_twice(
+    house, tuned
+):
     lines = tuned("grid.toml", "--dry-run").splitlines()
     assert len(lines) == 3 * (1 + 6) and not (house / "runs").exists()
     assert all(line.startswith("python house/algos/hill.py --torch-threads 1 ") for line in lines)
@@ -167,8 +154,6 @@ def test_the_best_is_confirmed_beside_the_default_on_fresh_seeds_and_nothing_run
     assert first[1:] == best
     assert second[1:5] == ["8", "1.0", "4", "101.0 ± 1.0"] and second[6:] == [""] * 2
     assert last[:6] == ["default", "1", "0.0", "1", "95.0 ± 1.0", "94.0, 95.0, 96.0"]
-    for picture in ("optimization_history.png", "slice.png"):
-        assert (house / "runs" / "tune" / "grid" / picture).stat().st_size > 10_000
 
     again = tuned("grid.toml", "--jobs", 8)
     assert finished() == dict.fromkeys(expected, 1)
@@ -219,16 +204,13 @@ def test_tpe_draws_from_its_ranges_and_repeats_by_its_seed(monkeypatch, tmp_path
 def test_numbers_that_are_searched_can_be_read_and_stay_in_their_range():
     for value, low, high, expected in [
         (0.0012345678, 1e-5, 0.1, 0.001235),
-        (0.5000000001, 0, 1, 0.5),
-        (0.99996, 0.9, 0.99997, 0.99996),
         (0.999961234, 0.9, 0.99997, 0.99996),
-        (123456.7, 100_000, 200_000, 123460.0),
         (0.1 + 0.2, 0.1 + 0.2, 0.1 + 0.2, 0.1 + 0.2),
     ]:
         assert tune.readable(value, low, high) == expected
 
 
-def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(house):
+def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(house, tuned):
     """While two of its runs are under way, which live on and are waited for; with more trials."""
     (house / "range.toml").write_text(f"{COMMAND}x = {{ low = -9, high = 9 }}\nnum_envs = [1, 2]")
     flags = ["range.toml", "--batch", 2, "--fresh-seeds", 1, "--jobs", 2, "--trials"]
@@ -247,7 +229,7 @@ def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(house):
         assert finished() == whole and set(whole.values()) == {1}
 
 
-def test_a_failed_trial_is_shown_and_does_not_end_the_study(house):
+def test_a_failed_trial_is_shown_and_does_not_end_the_study(house, tuned):
     """Nor is it the best by those of its seeds that did not fail."""
     text = GRID.replace("[1.0, 2.0, 3.5]", '[13.0, 2.25, 1.0, "two"]').replace("[2, 4]", "[4]")
     (house / "unlucky.toml").write_text(text.replace("hill.py", "hill.py --x 13"))
@@ -270,7 +252,7 @@ def test_a_failed_trial_is_shown_and_does_not_end_the_study(house):
     assert "Nothing is confirmed: seed 1: hill.py: no luck" in said
 
 
-def test_the_default_may_be_the_best_and_is_not_trained_twice(house):
+def test_the_default_may_be_the_best_and_is_not_trained_twice(house, tuned):
     best = GRID.replace("hill.py", "hill.py --x 2 --num-envs 4 --num-m 8")
     (house / "good.toml").write_text(best)
     assert "No trial has a better score" in tuned("good.toml", "--jobs", 8)
@@ -325,7 +307,7 @@ WRONG = {  # a whole file, or a line of its ranges: (flags, what the complaint h
 }
 
 
-def test_wrong_input_is_refused_with_a_line(house):
+def test_wrong_input_is_refused_with_a_line(house, tuned):
     for text, (flags, complaint) in WRONG.items():
         whole = text.startswith(("command", "[ranges]")) or text == "x = ["
         (house / "wrong.toml").write_text(text if whole else COMMAND + text)
