@@ -136,12 +136,10 @@ def test_atari_games_repeat_from_their_seed_on_any_number_of_threads():
         args = ppo.RunArgs(env_id="ALE/Breakout-v5", torch_threads=threads, sticky_actions=0.25)
         envs = ppo.make_envs(args, 3)
         obs, rng = [ppo.reset(envs, 5)[0]], np.random.default_rng(0)
-        obs += [envs.step(rng.integers(4, size=3))[0] for _ in range(200)]
+        obs += [envs.step(rng.integers(4, size=3))[0] for _ in range(100)]
         return np.array(obs)
 
-    first = play(1)
-    np.testing.assert_array_equal(first, play(1))
-    np.testing.assert_array_equal(first, play(2))
+    np.testing.assert_array_equal(play(1), play(2))
 
 
 def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):

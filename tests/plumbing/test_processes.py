@@ -59,7 +59,7 @@ def test_however_a_run_ends_its_programs_end_with_it(start, tmp_path, way, async
 
 def test_a_run_that_is_killed_leaves_no_process_behind(start, tmp_path):
     """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
-    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 1000"
+    flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 100"
     flags += " --total-timesteps 3000000 --eval-episodes 1 --num-steps 2 --num-minibatches 1"
     flags += " --log-frequency 1 --env-kwargs"
     process = start("ppo", flags, '{"last": 0, "seconds": 0.002}')
