@@ -51,15 +51,6 @@ def test_a_loaded_agent_plays_as_the_evaluation_of_its_run(name):
     assert not (run.folder / "best.npz").exists()  # without --eval-frequency
 
 
-def test_a_loaded_environment_takes_arguments():
-    run = train(ppo, total_timesteps=256)
-    run.finish()
-    policy, envs = load(run.folder, render_mode="rgb_array")
-    obs, _ = envs.reset(seed=[3])
-    assert envs.envs[0].render().shape == (400, 600, 3) and policy(obs).shape == (1,)
-    assert not run.agent.training
-
-
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
     """load.py with a copy of a script beside it: beside("ppo", "ppo_copy") is both modules."""
@@ -117,7 +108,8 @@ def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, failure, text):
 
 
 def test_a_run_that_was_filmed_is_loaded_without_a_screen(monkeypatch):
-    run = finished("ppo", eval_episodes=1)
+    run = train(ppo, total_timesteps=256)
+    run.finish()
     about = json.loads((run.folder / "args.json").read_text())
     about["args"]["capture_video"] = True
     (run.folder / "args.json").write_text(json.dumps(about))
@@ -125,6 +117,9 @@ def test_a_run_that_was_filmed_is_loaded_without_a_screen(monkeypatch):
     policy, envs = load(run.folder)
     assert made and all(call.get("render_mode") is None for call in made)
     assert len(policy(envs.reset(seed=[3])[0])) == 1
+    _, envs = load(run.folder, render_mode="rgb_array")  # unless it is asked for
+    envs.reset(seed=[3])
+    assert envs.envs[0].render().shape == (400, 600, 3)
 
 
 def with_returns(monkeypatch, returns):

@@ -29,6 +29,9 @@ import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
 from test_runs import TAGS
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import run as campaign
+
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 DOCUMENTS += ("algos/README.md", "benchmarks/README.md", "trained/README.md")
 DOCUMENTS += tuple(f"docs/{name}.md" for name in SCRIPTS)
@@ -98,20 +101,6 @@ def test_the_documents_are_short():
     assert sum(words.values()) + count(" ".join(results)) <= 25_000, words
 
 
-@functools.cache
-def module_of(path: str):
-    """A script of benchmarks/, under a name of its own."""
-    folders = ("benchmarks/maintain", "benchmarks")
-    for folder in folders:
-        sys.path.insert(0, str(ROOT / folder))
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_")[:-3], ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    del sys.path[: len(folders)]
-    return module
-
-
 @pytest.mark.parametrize("document, command", COMMANDS)
 def test_a_command_parses(document, command, tmp_path, monkeypatch):
     words = shlex.split(command)
@@ -127,8 +116,7 @@ def test_a_command_parses(document, command, tmp_path, monkeypatch):
         parse(Path(path).stem, flags)
     elif path == "benchmarks/run.py":
         end = flags.index("--") if "--" in flags else len(flags)
-        run = module_of(path)
-        assert run.plan(run.parse_options(flags[:end]), flags[end + 1 :])
+        assert campaign.plan(campaign.parse_options(flags[:end]), flags[end + 1 :])
     elif path == "benchmarks/maintain/trained.py":
         assert len(flags) == 1
     else:
