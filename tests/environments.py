@@ -353,7 +353,6 @@ CAR = "gymnasium.envs.box2d:CarRacing"
 register("ShortCarRacing-v0", CAR, max_episode_steps=20)
 
 ACTIONS = {  # by name an action space that some script does not expect
-    "Int8": Discrete(3, dtype=np.int8),
     "UInt8": Discrete(2, start=200, dtype=np.uint8),
     "Int32Start": Discrete(3, start=-1, dtype=np.int32),
     "Matrix": Box(-0.3, 0.7, (2, 2), np.float64),
@@ -365,10 +364,7 @@ ACTIONS = {  # by name an action space that some script does not expect
     "Scalar": Box(-1, 1, (), np.float64),
     "WholeNumbers": Box(0, 5, (2,), np.int64),
     "Several": MultiDiscrete([2, 3]),
-    "SeveralInt32": MultiDiscrete([2, 3], dtype=np.int32, start=[-1, 4]),
-    "SeveralInt8": MultiDiscrete(np.array([[2, 3], [4, 2]]), dtype=np.int8),
     "Parts": Tuple((Discrete(2), Discrete(3))),
-    "PartsStart": Tuple((Discrete(2, start=-1), Discrete(3, start=2, dtype=np.int8))),
     "Switches": MultiBinary(3),
     "Mixture": Tuple((Discrete(2), Box(-1, 1, (1,)))),
 }
@@ -381,12 +377,11 @@ for name, space in (("", THREE), ("Box", ONE)):
     register(f"Loose{name}-v0", Loose, kwargs={"space": space})
     register(f"Reused{name}-v0", Reused, kwargs={"space": space})
     register(f"Failing{name}-v0", Failing, kwargs={"space": space})
+# actions that begin at -1, a last observation that is no number
+register("Odd-v0", Ending, kwargs={"last": np.nan, "space": ACTIONS["Int32Start"]})
 FILMS = {
     "StackedColour": (4, 48, 48, 3),
-    "StackedGrey": (4, 48, 44),
     "Grey": (48, 44),
-    "GreyLast": (48, 44, 1),
-    "ColourFirst": (3, 48, 44),
     "Grid": (7, 7, 3),
     "Strip": (200, 8),
     "Colour": (37, 41, 3),
@@ -400,7 +395,6 @@ for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
 SPACES = {
     "Number": Box(0, 1, (), np.float64),
-    "Bits": MultiBinary((2, 3)),
     "Both": Tuple((Discrete(3), Box(0, 1, (2, 2)))),
     "Empty": Box(0, 1, (0,), np.float32),
     "EmptyParts": Dict(a=Box(0, 1, (0,))),

@@ -64,13 +64,9 @@ def test_scripts_agree_where_they_are_copies(first, second):
     assert plumbing_1 == plumbing_2
     assert "td3" in (first, second) or environments_1 == environments_2
     functions_1, functions_2 = definitions(upper_1), definitions(upper_2)
-    for name in functions_1.keys() & functions_2.keys() - OWN:
+    own = OWN - {"Agent"} if (first, second) == ("a2c", "ppo") else OWN
+    for name in functions_1.keys() & functions_2.keys() - own:
         assert functions_1[name] == functions_2[name], name
-
-
-def test_a2c_and_ppo_have_the_same_agent():
-    agents = [definitions(floors(name)[0])["Agent"] for name in ("a2c", "ppo")]
-    assert agents[0] == agents[1]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -126,14 +122,10 @@ def test_nothing_stands_between_what_is_written_and_what_runs(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_imports_nothing_of_this_repository(name):
-    modules = imported(ROOT / "algos" / f"{name}.py")
-    assert not modules & {"algos", "benchmarks", "tests", "tasks", *SCRIPTS, *VARIANTS}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
 def test_uv_run_installs_what_requirements_txt_has(name):
-    """The metadata at the end of a script, which `uv run algos/ppo.py` reads."""
+    """The metadata at the end of a script, which `uv run algos/ppo.py` reads. It needs nothing
+    else, nor a module of this repository.
+    """
     path = ROOT / "algos" / f"{name}.py"
     (text,) = METADATA.findall(path.read_text())
     metadata = tomllib.loads("".join(line[2:] + "\n" for line in text.splitlines()))

@@ -1,10 +1,8 @@
 """Every kind of environment as the agent meets it: images, Atari, PyBullet, other spaces, video."""
 
-import random
 import sys
 
 import ale_py
-import environments
 import gymnasium as gym
 import numpy as np
 import ppo
@@ -40,29 +38,7 @@ def test_after_a_checkpoint_infos_are_those_of_the_reset():
     assert run.next_infos[1]["time"] == 3
 
 
-def test_a_last_observation_is_kept_where_the_environment_writes_over_it():
-    envs = ppo.make_envs(arguments("environments:Reused-v0"), 3)
-    envs.reset(seed=[0, 1, 2])
-    for _ in range(5):
-        obs, _, _, truncated, infos = envs.step(np.zeros(3, np.int64))
-    assert truncated.all() and not obs[:, 0].any()
-    assert [infos["final_obs"][i][0] for i in range(3)] == [1, 1, 1]
-
-
-def test_a_reset_rules_the_generators_of_all():
-    envs = ppo.make_envs(arguments("environments:Global-v0"), 3)
-
-    def rewards():
-        ppo.reset(envs, 1, 0)
-        return [envs.step(np.zeros(3, np.int64))[1].tolist() for _ in range(7)]
-
-    first = rewards()
-    for generator in (random, np.random):
-        generator.seed(5)
-        assert rewards() == first
-
-
-@pytest.mark.parametrize("height, width", [(36, 36), (42, 42), (84, 84), (37, 97)])
+@pytest.mark.parametrize("height, width", [(36, 36), (37, 97)])
 def test_the_cnn_takes_images_of_any_size(height, width):
     agent = ppo.Agent(ppo.Args(), images(3, height, width), gym.spaces.Discrete(5))
     obs = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8)
@@ -73,20 +49,16 @@ def test_the_cnn_takes_images_of_any_size(height, width):
     assert agent(obs).shape == (2, 5) and agent.value(features).shape == (2,)
 
 
-def test_dict_observations_are_flattened_and_can_be_recovered():
+def test_dict_observations_are_flattened():
     env = ppo.make_env("environments:Mixed-v0")
     env.reset()
-    obs, *_ = env.step(4)
-    assert obs.tolist() == pytest.approx([0.2, 0, 1, 0])
-    recovered = gym.spaces.unflatten(environments.Mixed.observation_space, obs)
-    assert recovered["clock"] == pytest.approx(0.2) and recovered["colour"] == 1
+    assert env.step(4)[0].tolist() == pytest.approx([0.2, 0, 1, 0])
 
 
 @pytest.mark.parametrize(
     "env_id",
-    "FrozenLake-v1 Taxi-v4 Blackjack-v1 Acrobot-v1 LunarLander-v3 LunarLanderContinuous-v3 "
-    "HalfCheetah-v5 Ant-v5 HalfCheetahBulletEnv-v0 environments:Mixed-v0 environments:Colour-v0 "
-    "environments:ShortCarRacing-v0 environments:Scalar-v0 environments:HalfOpen-v0".split(),
+    "Taxi-v4 Blackjack-v1 LunarLander-v3 HalfCheetah-v5 HalfCheetahBulletEnv-v0 "
+    "environments:ShortCarRacing-v0".split(),
 )
 def test_ppo_trains_saves_evaluates(command, env_id, tmp_path):
     flags = "--total-timesteps 64 --num-envs 2 --num-steps 16 --eval-episodes 1 --torch-threads 1"
@@ -164,12 +136,10 @@ def test_atari_games_repeat_from_their_seed_on_any_number_of_threads():
         args = ppo.RunArgs(env_id="ALE/Breakout-v5", torch_threads=threads, sticky_actions=0.25)
         envs = ppo.make_envs(args, 3)
         obs, rng = [ppo.reset(envs, 5)[0]], np.random.default_rng(0)
-        obs += [envs.step(rng.integers(4, size=3))[0] for _ in range(200)]
+        obs += [envs.step(rng.integers(4, size=3))[0] for _ in range(100)]
         return np.array(obs)
 
-    first = play(1)
-    np.testing.assert_array_equal(first, play(1))
-    np.testing.assert_array_equal(first, play(2))
+    np.testing.assert_array_equal(play(1), play(2))
 
 
 def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
@@ -183,12 +153,6 @@ def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
     assert all(
         k["repeat_action_probability"] == 0.25 and not k["reward_clipping"] for k in settings
     )
-
-
-def test_vectors_of_bytes_are_observations_too(command):
-    flags = "--env-id environments:Bytes-v0 --total-timesteps 64 --eval-episodes 1 "
-    command("ppo", flags + "--num-envs 2 --num-steps 16")
-    command("td3", flags + "--learning-starts 32 --batch-size 3")
 
 
 def test_an_evaluation_ends_where_episodes_do_not(capsys):

@@ -10,6 +10,7 @@ import ppo
 import pytest
 import torch
 from conftest import new_run, parse, scalars, stopped, train
+from load import load
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_runs import TINY
 
@@ -24,27 +25,26 @@ def about(folder):
     return json.loads((folder / "args.json").read_text())
 
 
-def test_who_goes_on_with_the_work_of_another_script_is_told(command):
+def test_who_goes_on_with_the_work_of_another_script_is_told(command, capsys):
     folder = half_a_run().folder
     trained_by = about(folder)
+    capsys.readouterr()
+    load(folder)
+    assert capsys.readouterr().err == ""  # trained by this very script
     theirs = trained_by["versions"] | {"script": "of yesterday", "torch": "2.0.0"}
-    (folder / "args.json").write_text(json.dumps(trained_by | {"versions": theirs}))
+    earlier = {"step": 128, "versions": {"torch": "1.13.1"}}
+    others = {"versions": theirs, "resumed": [earlier]}
+    (folder / "args.json").write_text(json.dumps(trained_by | others))
+    what = f"torch 1.13.1 and 2.0.0, not {torch.__version__}; another version of its script"
+    load(folder)
+    assert capsys.readouterr().err == f"{folder} was trained with {what}\n"
     for flag in ("--evaluate", "--resume"):
-        said = command("ppo", flag, folder).err
-        words = f"torch 2.0.0, not {torch.__version__}; another version of its script"
-        assert f"{folder} was trained with {words}" in said
+        assert f"{folder} was trained with {what}\n" in command("ppo", flag, folder).err
     now = {"step": 256, "versions": trained_by["versions"]}
-    assert about(folder)["versions"] == theirs and about(folder)["resumed"] == [now]
+    assert about(folder)["versions"] == theirs and about(folder)["resumed"] == [earlier, now]
 
 
-def test_who_trained_it_may_be_broken(command):
-    folder = half_a_run().folder
-    (folder / "args.json").write_text(json.dumps(about(folder) | {"resumed": [1]}))
-    result = command("ppo", "--evaluate", folder, ok=False)
-    assert result.status == 2 and f"{folder}/args.json: " in result.err
-
-
-@pytest.mark.parametrize("hours", [-1, 0, 1])
+@pytest.mark.parametrize("hours", [-1, 1])
 def test_curves_stay_in_order_when_the_clock_does_not(monkeypatch, hours):
     folder = half_a_run(log_frequency=64).folder
     whole = train(ppo, **TINY["ppo"], checkpoint_frequency=128, log_frequency=64)
@@ -136,13 +136,6 @@ def test_what_cannot_be_resumed_is_not_said_to_be(monkeypatch):
     assert again.how_to_resume().endswith(f"--resume {again.folder}")
 
 
-def test_initial_weights_may_be_those_of_a_run_folder():
-    run = train(ppo, **TINY["ppo"])
-    run.finish()
-    again = new_run(ppo, **TINY["ppo"], init_weights=str(run.folder), seed=2)
-    assert again.hash() == run.hash() and again.folder is None
-
-
 def test_a_number_may_have_an_exponent(tmp_path):
     (tmp_path / "own.toml").write_text("[ppo]\ntotal_timesteps = 1e6\nlearning_rate = 1e-3\n")
     for argv in (["--total-timesteps", "1e6"], ["--total-timesteps=1e6"], ["--config", "own.toml"]):
@@ -163,14 +156,5 @@ def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused):
     )
 
 
-def test_a_game_has_one_name(monkeypatch):
+def test_a_game_has_one_name():
     assert parse(ppo, ["--env-id", "ale_py:ALE/Pong-v5"]).env_id == "ALE/Pong-v5"
-
-
-def test_what_is_saved_of_training_is_not_an_evaluations(command):
-    """A film where there is no screen, for example."""
-    run = train(ppo, **TINY["ppo"], capture_video=True)
-    run.finish()
-    films = sorted((run.folder / "videos").iterdir())
-    command("ppo", "--evaluate", run.folder)
-    assert sorted((run.folder / "videos").iterdir()) == films

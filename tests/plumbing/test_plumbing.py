@@ -26,10 +26,8 @@ LOPSIDED = box([-0.1, 3], [0.3, 1e4], np.float16)  # -0.09998 to 0.30005, 3 to 1
 CUBE = Box(-1, 1, (2, 3), np.float64)
 COLUMNS = Tuple((Discrete(3, start=2), Discrete(5, dtype=np.int32), Discrete(2, start=-1)))
 DECLARED = {
-    "Discrete": (Discrete(7), [0, 6, 3], [0, 6, 3]),
     "Discrete with a start": (Discrete(3, start=-7), [0, 2, 1], [-7, -5, -6]),
     "int8": (Discrete(3, start=125, dtype=np.int8), [0, 2, 1], [125, 127, 126]),
-    "int32": (Discrete(3, start=2, dtype=np.int32), [0, 2, 1], [2, 4, 3]),
     "float16": (
         LOPSIDED,
         [[-0.1, 3.0], [0.3001, 1e4], [0.0, 7.5]],
@@ -42,7 +40,7 @@ DECLARED = {
     ),
     "no axis": (Box(-1, 1, (), np.float64), [[0.1], [-1.0], [1.0]], [0.1, -1.0, 1.0]),
     "MultiDiscrete": (
-        MultiDiscrete([2, 3, 5], start=[7, -2, 1]),
+        MultiDiscrete([2, 3, 5], start=[7, -2, 1], dtype=np.int32),
         [[0, 0, 0], [1, 2, 4]],
         [[7, -2, 1], [8, 0, 5]],
     ),

@@ -25,14 +25,12 @@ import torch
 from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
 from tqdm import tqdm
 
-STEPS = {"ppo": 2048, "a2c": 2048, "dqn": 2048, "td3": 1024}  # td3 has an update to every step
-SHORT = {  # runs that still update; the replay buffers wrap in them
-    "ppo": "--total-timesteps 2048 --checkpoint-frequency 512",
-    "a2c": "--total-timesteps 2048 --checkpoint-frequency 512 --num-steps 8",
-    "td3": "--total-timesteps 1024 --checkpoint-frequency 256 --env-id Pendulum-v1 "
+STEPS = {"ppo": 2048, "td3": 512}  # td3 has an update to every step
+SHORT = {  # runs that still update; the replay buffer wraps
+    "ppo": "--total-timesteps 2048 --checkpoint-frequency 512 --eval-episodes 3",
+    "td3": "--total-timesteps 512 --checkpoint-frequency 256 --env-id Pendulum-v1 "
     "--learning-starts 100 --buffer-size 300 --batch-size 16 --hidden-sizes 16 16 "
-    "--log-frequency 50",
-    "dqn": "--total-timesteps 2048 --checkpoint-frequency 512 --buffer-size 700 --gradient-steps 1",
+    "--log-frequency 50 --eval-episodes 3",
 }
 TAGS = {
     "ppo": "charts/learning_rate losses/policy_loss losses/value_loss losses/entropy "
@@ -49,9 +47,9 @@ TINY = {  # two checkpoints and more; the schedules and the replay buffers go ac
         target_network_frequency=150, buffer_size=200, hidden_sizes=(16, 16)),
     "td3": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1", batch_size=16,
         buffer_size=200, hidden_sizes=(16, 16)),
-    "td3 of norms": dict(total_timesteps=512, learning_starts=50, env_id="Pendulum-v1",
+    "td3 of norms": dict(total_timesteps=384, learning_starts=150, env_id="Pendulum-v1",
         batch_size=16, buffer_size=200, hidden_sizes=(16, 16), norm_obs=True, layer_norm=True),
-    "dqn of frames": dict(env_id="ALE/Breakout-v5", total_timesteps=512, num_envs=2,
+    "dqn of frames": dict(env_id="ALE/Breakout-v5", total_timesteps=384, num_envs=2,
         learning_starts=50, train_frequency=64, gradient_steps=1, batch_size=16, n_step=3,
         buffer_size=200, checkpoint_frequency=256, episodic_life=True, clip_reward=True,
         torch_threads=1),
@@ -93,20 +91,20 @@ def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
     """In an environment that is the same for every seed, so that it does not tell them apart."""
     module = importlib.import_module(name)
     env = "BlindBox" if name == "td3" else "Clock"
-    settings = TINY[name] | dict(env_id=f"environments:{env}-v0")
+    settings = TINY[name] | dict(env_id=f"environments:{env}-v0", total_timesteps=128)
     for seed in (1, 2):
         np.savez(f"{seed}.npz", **new_run(module, **settings, seed=seed).arrays())
     first, second = (np.load(tmp_path / f"{seed}.npz") for seed in (1, 2))
     weights = [key for key in first if key.endswith("weight")]
     assert weights and not any(np.array_equal(first[key], second[key]) for key in weights)
     settings["init_weights"] = "1.npz"
-    assert len({train(module, **settings, seed=seed).hash() for seed in (1, 2, 3)}) == 3
+    assert len({train(module, **settings, seed=seed).hash() for seed in (1, 2)}) == 2
 
 
 def test_an_evaluation_leaves_the_generators_that_all_share():
     """In an environment whose rewards come from those of Python and NumPy."""
     settings = TINY["ppo"] | dict(env_id="environments:Global-v0", eval_episodes=3)
-    hashes = {train(ppo, **settings, eval_frequency=n).hash() for n in (0, 64, 100)}
+    hashes = {train(ppo, **settings, eval_frequency=n).hash() for n in (0, 100)}
     assert len(hashes) == 1
     assert train(ppo, **settings, seed=2).hash() not in hashes
 
@@ -193,6 +191,7 @@ def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
     assert np.flatnonzero(found[:13]).tolist() == [4, 9]  # its episodes are of five steps
 
 
+@pytest.mark.parametrize("name", STEPS)
 def test_what_a_run_leaves_behind(finished, name):
     (tmp_path, result), steps = finished(name), STEPS[name]
     folder = only_run(tmp_path)
@@ -220,6 +219,15 @@ def test_what_a_run_leaves_behind(finished, name):
     assert f" 0/{steps} [" in result.err
 
 
+@pytest.mark.parametrize("name", ["a2c", "dqn"])
+def test_the_curves_of_the_others(name):
+    run = train(importlib.import_module(name), **TINY[name])
+    run.finish()
+    expected = "charts/episodic_return charts/episodic_length eval/episodic_return " + TAGS[name]
+    assert {tag for tag, _ in scalars(run.folder)} == set(expected.split())
+
+
+@pytest.mark.parametrize("name", STEPS)
 def test_another_process_repeats_the_run_and_its_evaluation(finished, command, name, monkeypatch):
     """Also without the evaluations in between; of an evaluation another seed plays others."""
     tmp_path, trained = finished(name)
@@ -265,6 +273,7 @@ def test_an_evaluation_films_its_first_episode(command):
     assert run.hash() == plain.hash()
     run.finish()
     command("ppo", "--capture-video --evaluate", run.folder)
+    command("ppo", "--seed 2 --evaluate", run.folder)  # films nothing, though the run did
     films = sorted((run.folder / "videos").iterdir())
     names = ["evaluation-seed-1.mp4", "step-256-seed-1.mp4", "step-512-seed-1.mp4"]
     assert [film.name for film in films] == names
@@ -274,7 +283,7 @@ def test_an_evaluation_films_its_first_episode(command):
         assert frames[0].std() > 0 and not np.array_equal(frames[0], frames[-1])
 
 
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "td3"])  # norms are more
 def test_a_run_resumes_in_the_same_process(kind):
     """As test_a_run_killed_at_any_moment_resumes_exactly, in a second."""
     module = importlib.import_module(kind.split()[0])
@@ -320,33 +329,19 @@ def test_seconds_are_those_of_training_alone(monkeypatch):
     assert result["seconds"] == 10 and result["sps"] == round(total / 10)
 
 
-@pytest.mark.parametrize("killed_in", ["save", "describe"])
-def test_a_folder_with_args_json_can_be_resumed(killed_in, monkeypatch):
-    """A run that is killed right at its start has none yet."""
+def test_a_folder_with_args_json_can_be_resumed(monkeypatch):
+    """A run that ends before its first checkpoint has none yet."""
     run = new_run(ppo, **TINY["ppo"])
-
-    def kill(run):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ppo.Run, killed_in, kill)
+    monkeypatch.setattr(ppo.Run, "save", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         run.start(agent=run.agent)
     assert not (run.folder / "args.json").exists()
-    assert (run.folder / "checkpoint.pt").exists() == (killed_in == "describe")
 
 
 def test_vectors_take_one_thread_of_torch():
     torch.set_num_threads(2)
     new_run(ppo)
     assert torch.get_num_threads() == 1
-
-
-@pytest.mark.parametrize("name", ["ppo", "td3"])
-def test_the_last_rollout_is_cut_to_the_steps_asked_for(name):
-    run = train(importlib.import_module(name), **TINY[name] | dict(total_timesteps=500))
-    run.finish()
-    assert json.loads((run.folder / "result.json").read_text())["steps"] == 500
-    assert max(step for _, step in scalars(run.folder)) == 500
 
 
 @pytest.mark.parametrize("name", ["ppo", "td3"])
@@ -383,9 +378,11 @@ def test_initial_weights_travel_by_name(refused):
 def test_statistics_travel_with_the_weights(failure):
     run = train(ppo, **TINY["ppo"])
     run.finish()
-    settings = TINY["ppo"] | dict(init_weights=str(run.folder / "weights.npz"))
-    again = new_run(ppo, **settings, seed=2)
-    assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
+    for path in (run.folder, run.folder / "weights.npz"):
+        settings = TINY["ppo"] | dict(init_weights=str(path))
+        again = new_run(ppo, **settings, seed=2)
+        assert again.agent.obs_moments.count == 512 and again.hash() == run.hash()
+        assert again.folder is None
     obs = torch.full((1, *run.obs_space.shape), 7.0)
     torch.testing.assert_close(again.agent.features(obs), run.agent.features(obs))
     # an agent without them would see something else
@@ -460,29 +457,18 @@ def test_typed_flags_win_over_the_config(tmp_path, file):
 
 BAD_INPUT = {
     "an unknown environment": ("--env-id CartPool-v1", "Did you mean: `CartPole`"),
-    "an unknown version": ("--env-id CartPole-v7", "v7"),
     "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "No module named"),
-    "observations of any size": ("--env-id environments:Sentence-v0", "no fixed size"),
     "a seed beyond 64 bits": ("--seed 1e30", "must lie between 0 and 9223372036854775807"),
-    "too many threads": ("--torch-threads 100000", "torch_threads=100000 must lie between"),
     "a device without numbers": ("--device meta", "--device meta: "),
     "a name that leaves the folder": ("--exp-name ../../x", "exp_name=../../x must be"),
-    "a name of 300 letters": (f"--exp-name {300 * 'a'}", "must be at most 100"),
     "arguments that are no JSON": ("--env-kwargs {length:3}", "--env-kwargs {length:3} must be"),
     "arguments that are no object": ("--env-kwargs [3]", "JSON object"),
-    "a space without a policy": ("--env-id environments:Several-v0", "MultiDiscrete"),
     "a misspelt flag": ("--learning-rat 1", "--learning-rate"),
     "a wrong type": ("--num-envs 2.5", "--num-envs"),
     "one out of range": ("--gamma 1.5", "gamma=1.5 must lie between 0 and 1"),
     "not a number": ("--learning-rate nan", "learning_rate=nan must be a finite number"),
-    "sizes that do not divide": (
-        "--num-minibatches 7",
-        "num_minibatches=7 must divide num_envs * num_steps=256",
-    ),
-    "steps that do not divide": (
-        "--total-timesteps 1001",
-        "num_envs=8 must divide total_timesteps=1001",
-    ),
+    "sizes that do not divide": ("--num-minibatches 7", "must divide num_envs * num_steps=256"),
+    "steps that do not divide": ("--total-timesteps 1001", "must divide total_timesteps=1001"),
     "a device that is not there": ("--device cuda", "cuda"),
     "no config of that name": ("--config missing", "missing.toml"),
     "no such table": ("--config good.toml:other", "good.toml has no table [other], but "),
@@ -497,18 +483,14 @@ BAD_INPUT = {
     "another's run": ("--resume other", "other is no ppo run, but of sac"),
     "a damaged checkpoint": ("--resume damaged", "damaged/checkpoint.pt"),
     "settings that are no table": ("--resume list", "list/args.json: "),
+    "a history that is none": ("--evaluate resumed", "resumed/args.json: "),
     "training's flags in an evaluation": ("--evaluate begun --gamma 0.5", "gamma=0.5 has no"),
     "other weights in one": ("--evaluate begun --init-weights a", "init_weights=a has no effect"),
     "a finished run": ("--resume done", "done has no checkpoint.pt, so it is finished"),
     "a changed argument on resume": ("--resume begun --gamma 0.5", "give --resume alone"),
-    "two commands at once": ("--resume begun --evaluate done", "give --resume alone"),
     "weights that are not there": ("--init-weights none.npz", "none.npz"),
-    "weights that are none": ("--init-weights bad.toml", "bad.toml: "),
-    "an empty file as weights": ("--init-weights empty.npz", "empty.npz: "),
     "half a file of weights": ("--init-weights half.npz", "half.npz: "),
     "one array as weights": ("--init-weights one.npy", "one.npy: "),
-    "weights to resume": ("--resume done/weights.npz", "weights.npz has no checkpoint.pt"),
-    "a list of tables": ("--config good.toml:many", "good.toml has no table [many]"),
     "no table": ("--config good.toml:single", "good.toml has no table [single]"),
     "a pickle as weights": ("--init-weights evil.npz", "evil.npz: Object arrays cannot be loaded"),
 }
@@ -516,7 +498,7 @@ BAD_INPUT = {
 
 def test_bad_input_is_refused(command, tmp_path):
     good = "[ppo]\ngamma = 0.9\n[typo]\ngama = 0.9\n[wrong]\nnum_envs = 2.5\n[beyond]\ngamma = 2\n"
-    good = f"single = 5\n{good}[again]\nresume = 'begun'\n[[many]]\ngamma = 0.9\n"
+    good = f"single = 5\n{good}[again]\nresume = 'begun'\n"
     Path("good.toml").write_text(good)
     Path("bad.toml").write_text("[ppo\n")
     np.savez("evil.npz", **{"actor.0.weight": np.array([object()], dtype=object)})
@@ -532,7 +514,9 @@ def test_bad_input_is_refused(command, tmp_path):
     Path("list").mkdir()
     Path("list/checkpoint.pt").touch()
     Path("list/args.json").write_text('{"algo": "ppo", "args": [["gamma"]]}')
-    Path("empty.npz").touch()
+    shutil.copytree("done", "resumed")
+    about = json.loads(Path("done/args.json").read_text())
+    Path("resumed/args.json").write_text(json.dumps(about | {"resumed": [1]}))
     Path("half.npz").write_bytes(Path("begun/weights.npz").read_bytes()[:999])
     np.save("one.npy", np.zeros(3))
     Path("done", "result.json").write_text("{}")
