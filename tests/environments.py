@@ -12,6 +12,15 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 
+def has_dtypes(action, space):
+    """Whether each part of an action has the dtype of its space."""
+    if isinstance(space, Tuple):
+        return all(map(has_dtypes, action, space))
+    if isinstance(space, Dict):
+        return all(has_dtypes(action[name], part) for name, part in space.items())
+    return np.asarray(action).dtype == space.dtype
+
+
 class Clock(gym.Env):
     """Reward 1 in every step; the observation is the share of `length` that has passed. It ends at
     once where an action is not what its space declares, to the dtype.
@@ -34,10 +43,7 @@ class Clock(gym.Env):
 
     def step(self, action):
         assert action in self.action_space, (action, self.action_space)
-        spaces = self.action_space if isinstance(self.action_space, Tuple) else [self.action_space]
-        parts = action if isinstance(self.action_space, Tuple) else [action]
-        for part, space in zip(parts, spaces, strict=True):
-            assert np.asarray(part).dtype == space.dtype, (np.asarray(part).dtype, space)
+        assert has_dtypes(action, self.action_space), (action, self.action_space)
         self.time += 1
         over = self.time == self.length
         terminated = over and self.terminates

@@ -92,11 +92,11 @@ def test_the_loss_is_that_of_dqn_with_the_best_valid_actions_put_in_by_hand(env_
 
 @pytest.mark.parametrize("env_id, k", ENVS.items())
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
-def test_of_100_000_actions_none_is_invalid(env_id, k, epsilon):
+def test_no_action_is_invalid(env_id, k, epsilon):
     network, rng = random_network(env_id), np.random.default_rng(1)
-    obs = observations(rng, k, rows=100_000)
+    obs = observations(rng, k, rows=20_000)
     actions = network.act(obs, epsilon, rng)
-    assert (obs[np.arange(100_000), actions] == 1).all() and len(set(actions)) == N
+    assert (obs[np.arange(20_000), actions] == 1).all() and len(set(actions)) == N
     random = (actions != network.act(obs, 0.0, rng)).mean()
     assert (random > 0.2 * epsilon) if epsilon > 0 else random == 0
 
@@ -130,11 +130,9 @@ def test_where_all_actions_are_valid_it_is_dqn(env_id, switches):
 
 
 def test_a_run_takes_valid_actions():
-    settings = SHORT | dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
-    start = new_run(dqn_mask, **settings).hash()
-    whole = train(dqn_mask, **settings)
-    assert whole.hash() != start
-    whole.evaluate()  # by valid actions, too
+    """An evaluation, too: the environment raises where one is not."""
+    settings = dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
+    train(dqn_mask, **SHORT | settings).evaluate()
 
 
 @pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[-1]])

@@ -57,38 +57,6 @@ def test_projection_keeps_the_mass_of_every_atom(n_atoms, v_min, v_max):
     torch.testing.assert_close(means, expected, atol=1e-3 * gap, rtol=1e-5)
 
 
-def test_q_is_the_mean_over_atoms_of_each_action_by_itself():
-    q_network = network(n_atoms=ATOMS, dueling=True)
-    logits = torch.randn(BATCH, ACTIONS, ATOMS)
-    q_values = q_network.q_values(logits)
-    support, logits = q_network.support.tolist(), logits.tolist()
-    for b in range(BATCH):
-        for a in range(ACTIONS):
-            weights = np.exp(np.float64(logits[b][a]))
-            mean = sum(w * z for w, z in zip(weights / weights.sum(), support, strict=True))
-            assert q_values[b, a].item() == pytest.approx(mean, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("n_atoms", [1, ATOMS])
-def test_dueling_is_value_plus_advantage_less_its_mean_over_actions(n_atoms):
-    q_network, obs = network(n_atoms=n_atoms, dueling=True), torch.randn(BATCH, OBS)
-    logits = q_network.logits(obs)
-    assert logits.shape == (BATCH, ACTIONS, n_atoms)
-    features = q_network.trunk(obs)
-    value = q_network.value_head(features).tolist()
-    advantage = q_network.advantage_head(features).view(BATCH, ACTIONS, n_atoms).tolist()
-    for b in range(BATCH):
-        for n in range(n_atoms):
-            mean = sum(advantage[b][a][n] for a in range(ACTIONS)) / ACTIONS
-            for a in range(ACTIONS):
-                by_hand = value[b][n] + advantage[b][a][n] - mean
-                assert logits[b, a, n].item() == pytest.approx(by_hand, abs=1e-5)
-    with torch.no_grad():  # a constant on all advantages, another for each atom
-        constants = torch.randn(n_atoms).repeat(ACTIONS)
-        q_network.advantage_head[-1].bias += constants
-    torch.testing.assert_close(q_network.logits(obs), logits, atol=1e-5, rtol=1e-5)
-
-
 def random_batch(rng, size=BATCH):
     obs, next_obs = rng.normal(size=(2, size, OBS)).astype(np.float32)
     batch = {
@@ -261,28 +229,20 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
                 np.testing.assert_array_equal(sample["next_obs"][row], next_obs)
 
 
-def numbers_of(capacity, num_envs, steps, size, n_step=1):
-    """Of the transitions that a buffer samples, counted from the first."""
-    buffer = dqn.ReplayBuffer(capacity, num_envs, gym.spaces.Box(-1, 1, (1,), np.float32))
-    ends, actions = np.zeros(num_envs, np.bool_), np.zeros(num_envs, np.int64)
-    for t in range(steps):
-        obs = np.float32(num_envs * t + np.arange(num_envs))[:, None]
-        buffer.add(obs, actions, obs[:, 0], ends, ends, obs + num_envs, obs + num_envs)
-    return buffer.sample(size, n_step, 0.9, np.random.default_rng(0))["obs"][:, 0]
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_samples_are_uniform_over_what_is_held(n_step):
-    sampled = numbers_of(22, num_envs=2, steps=30, size=22_000, n_step=n_step)
-    counts = np.bincount(sampled.astype(int), minlength=60)
+def test_samples_are_uniform_over_what_is_held_and_independent(n_step):
+    buffer = dqn.ReplayBuffer(22, 2, gym.spaces.Box(-1, 1, (1,), np.float32))
+    ends, actions = np.zeros(2, np.bool_), np.zeros(2, np.int64)
+    for t in range(30):
+        obs = np.float32([[2 * t], [2 * t + 1]])  # the number of the transition
+        buffer.add(obs, actions, obs[:, 0], ends, ends, obs + 2, obs + 2)
+    batch = buffer.sample(22_000, n_step, 0.9, np.random.default_rng(0))
+    numbers = batch["obs"][:, 0].astype(int)
+    counts = np.bincount(numbers, minlength=60)
     assert counts[:38].sum() == 0
     chi_square = ((counts[38:] - 1000) ** 2 / 1000).sum()
     assert chi_square < 46.8  # the 0.999 quantile at 21 degrees of freedom
-
-
-def test_samples_are_not_consecutive():
-    times = numbers_of(1000, num_envs=1, steps=1000, size=1000)
-    assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
+    assert (np.diff(numbers) == 2).mean() == pytest.approx(20 / 22**2, abs=0.01)
 
 
 def test_evaluations_explore_as_much_as_they_are_told():

@@ -190,7 +190,6 @@ def test_weights_make_up_for_all_of_the_bias_in_the_end(monkeypatch, num_envs):
 
 SHORT = TINY["dqn"] | dict(checkpoint_frequency=256, gradient_steps=1)
 SWITCHES = {
-    "huber": dict(batch_size=101),
     "mse": dict(loss="mse", num_envs=2, double=True),
     "c51": dict(dueling=True, batch_size=29, **C51),
 }
@@ -207,5 +206,5 @@ def test_with_exponent_0_it_is_dqn(name):
     curves = scalars(run.folder)
     assert len(curves) > 3
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
-    if name == "huber":
+    if name == "mse":
         assert train(dqn_prioritised, **settings).hash() != plain.hash()

@@ -155,25 +155,6 @@ def test_other_spaces_are_refused(refused):
     assert "must be a Dict or Tuple of images and vectors" in said
 
 
-def test_doors_are_what_they_say():
-    env = gym.make("tasks:Doors-v0")
-    obs, _ = env.reset(seed=0)
-    seen = set()
-    for t in range(30):
-        if t % 10 == 0:
-            obs, _ = env.reset()
-        assert obs in env.observation_space
-        columns = np.flatnonzero(obs["picture"][18] == 255)
-        assert len(columns) == 8 and (columns < 18).all() != (columns >= 18).all()
-        right, behind = columns[0] >= 18, obs["position"][1] < 0
-        seen.add((bool(right), bool(behind)))
-        on_my_right = right if not behind else not right
-        action = on_my_right if t % 3 else not on_my_right
-        obs, reward, terminated, truncated, _ = env.step(int(action))
-        assert reward == (t % 3 > 0) and not terminated and truncated == (t % 10 == 9)
-    assert len(seen) == 4
-
-
 @pytest.mark.slow
 def test_only_both_together_open_the_doors():
     settings = dict(learning_rate=1e-3, num_minibatches=4, update_epochs=4, gamma=0.4)

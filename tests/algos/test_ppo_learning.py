@@ -3,46 +3,11 @@
 import a2c
 import dqn
 import dqn_quantile
-import environments
 import gymnasium as gym
-import numpy as np
 import ppo
 import ppo_pqn
 import pytest
-import td3
-import torch
 from conftest import env_seeds, new_run, stopped, train
-
-SHARED = dict(total_timesteps=12_800, gamma=0.9, gae_lambda=0.9, max_grad_norm=5.0)
-CLOCK = dict(SHARED, num_envs=4, num_steps=32, num_minibatches=2, learning_rate=1e-2)
-BOTH = pytest.mark.parametrize(
-    "script, settings", [(ppo, CLOCK), (a2c, dict(SHARED, learning_rate=3e-2))]
-)
-
-
-@pytest.mark.slow
-@BOTH
-def test_a_time_limit_is_no_end(script, settings):
-    agent = train(script, env_id="environments:Blind-v0", **settings).agent
-    value = agent.value(agent.features(torch.ones(1, 1))).item()
-    assert value == pytest.approx(1 / (1 - 0.9), rel=0.02)
-
-
-GOAL = {
-    ppo: dict(total_timesteps=20_480, learning_rate=5e-3),
-    a2c: dict(total_timesteps=20_480, learning_rate=3e-3, optimizer="adam", log_std_init=-1.0),
-    td3: dict(total_timesteps=2500, learning_rate=3e-3, learning_starts=200, batch_size=32,
-        hidden_sizes=(32, 32)),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script, settings", GOAL.items(), ids=["ppo", "a2c", "td3"])
-def test_actions_reach_a_goal_in_lopsided_bounds(script, settings):
-    run = train(script, env_id="environments:Target-v0", **settings)
-    action = script.evaluation_policy(run.agent, None, run.args)(np.zeros((1, 2), np.float32))[0]
-    scale = environments.Target.action_space.high - environments.Target.action_space.low
-    np.testing.assert_allclose(action / scale, environments.Target.goal / scale, atol=0.05)
 
 
 def test_the_first_ratio_of_every_update_is_one(monkeypatch):
@@ -69,15 +34,6 @@ def test_an_evaluation_counts_one_whole_episode_of_each_environment():
     assert len(set(lengths)) > 3
     run = new_run(ppo, env_id="environments:Uneven-v0", eval_episodes=7)
     assert run.evaluate().tolist() == lengths
-
-
-def test_evaluation_changes_no_statistics():
-    settings = dict(env_id="Pendulum-v1", total_timesteps=512, norm_obs=True, norm_reward=True)
-    run = train(ppo, **settings)
-    before = run.hash()
-    first, second = run.evaluate(), run.evaluate()
-    assert run.hash() == before
-    np.testing.assert_array_equal(first, second)
 
 
 SOLVED = [  # script, settings, least return

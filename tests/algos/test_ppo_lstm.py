@@ -64,16 +64,6 @@ def test_unroll_equals_torchs_lstm_on_each_episode_alone():
         torch.testing.assert_close(outputs[start:stop, env], expected, rtol=0, atol=1e-6)
 
 
-def test_no_gradient_crosses_an_end():
-    _, agent = make_agent(Discrete(2))
-    features, ended = torch.randn(T, B, F, requires_grad=True), torch.zeros(T, B, dtype=torch.bool)
-    ended[6, 2] = True
-    outputs = agent.unroll(features, torch.randn(B, 2 * H), ended)
-    (gradient,) = torch.autograd.grad(outputs[7:].sum(), features)
-    assert (gradient[:7, 2] == 0).all() and (gradient[7:, 2] != 0).any()
-    assert (gradient[:7, 1] != 0).any()  # of an environment without an end
-
-
 def play(args, agent, rng):
     """A rollout by random observations, ends of both kinds among them; log pi(a) when acting."""
     state = rng.normal(size=(args.num_envs, 2 * H)).astype(np.float32)
@@ -198,15 +188,6 @@ def test_it_recalls_what_no_network_without_a_memory_can():
     assert 0.3 < train(ppo, **settings).evaluate().mean() < 0.7
 
 
-def test_the_tasks_hide_what_matters():
-    env = gym.make("tasks:HiddenCartPole-v0")
-    obs, _ = env.reset(seed=3)
+def test_hidden_cartpole_shows_no_velocities():
+    obs, _ = gym.make("tasks:HiddenCartPole-v0").reset(seed=3)
     np.testing.assert_array_equal(obs, gym.make("CartPole-v1").reset(seed=3)[0][[0, 2]])
-    env, bits = gym.make("tasks:Recall-v0"), set()
-    for seed in range(10):
-        (shown, _), _ = env.reset(seed=seed)
-        rows = [env.step(int(shown > 0)) for _ in range(4)]
-        assert [row[1] for row in rows] == [0, 0, 0, 1] and [row[2] for row in rows][-1]
-        assert all(row[0][0] == 0 for row in rows)  # never shown again
-        bits.add(shown)
-    assert bits == {-1, 1}

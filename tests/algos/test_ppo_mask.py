@@ -34,7 +34,7 @@ class Strict(tasks.InvalidActions):
         return super().step(action)
 
 
-class AllValid(gym.Wrapper):
+class AllValid(gym.ObservationWrapper):
     """CartPole-v1 with a mask of ones; `embedded`, too: action i is row i of the identity."""
 
     def __init__(self, embedded=False):
@@ -46,16 +46,8 @@ class AllValid(gym.Wrapper):
             spaces["avail_actions"] = Box(0, 1, (2, 2), np.float32)
         self.observation_space = Dict(spaces)
 
-    def observe(self, obs):
-        return {name: part.copy() for name, part in self.parts.items()} | {"obs": obs}
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self.observe(obs), info
-
-    def step(self, action):
-        obs, *rest = self.env.step(action)
-        return self.observe(obs), *rest
+    def observation(self, observation):
+        return self.parts | {"obs": observation}
 
 
 class Ends(gym.Env):
@@ -192,18 +184,11 @@ def test_probabilities_are_a_softmax_over_the_valid_actions(env_id, k):
     torch.testing.assert_close(columns[0][2], value)
     np.testing.assert_array_equal(agent.act(obs, None, greedy=True), expected.argmax(axis=1))
 
-    many = np.repeat(obs[8:9], 100_000, axis=0)  # and what is drawn has these probabilities
-    counts = np.bincount(agent.act(many, np.random.default_rng(1)), minlength=N)
-    np.testing.assert_allclose(counts / 100_000, expected[8], atol=0.01)
-
-
-@pytest.mark.parametrize("env_id, k", [("Masked-v0", 0), ("Embedded-v0", K)])
-def test_of_100_000_draws_none_is_invalid(env_id, k):
-    agent, rng = random_agent(env_id), np.random.default_rng(2)
-    obs = observations(rng, k, rows=100_000)
-    actions = agent.act(obs, rng)
-    assert (obs[np.arange(100_000), actions] == 1).all()
-    assert len(set(actions)) == N
+    drawn = agent.act(np.repeat(obs, 10_000, axis=0), np.random.default_rng(1))
+    for probs, actions in zip(expected, drawn.reshape(BATCH, -1), strict=True):
+        shares = np.bincount(actions, minlength=N) / 10_000
+        np.testing.assert_allclose(shares, probs, atol=0.02)
+        assert (shares[probs == 0] == 0).all()
 
 
 def test_what_is_normalised_is_the_rest_alone():
@@ -251,43 +236,19 @@ def test_where_all_actions_are_valid_it_is_ppo(env_id):
 
 def test_a_run_takes_valid_actions_and_learns():
     settings = dict(env_id="Strict-v0", ent_coef=0.01, total_timesteps=2048)
-    whole = train(ppo_mask, **settings)
-    assert whole.evaluate().mean() > 30  # 100/15 by chance; ppo, which sees the mask, has 2
-    assert train(ppo, **{**settings, "env_id": "tasks:InvalidActions-v0"}).evaluate().mean() < 15
+    assert train(ppo_mask, **settings).evaluate().mean() > 30  # 100/15 by chance
 
 
 def test_invalid_actions_is_the_task_it_says():
-    env = gym.make("tasks:InvalidActions-v0")
-    obs, _ = env.reset(seed=0)
-    states, masks = [], []
+    env, plain = (gym.make(f"tasks:{name}Actions-v0") for name in ("Invalid", "Unmasked"))
+    (obs, _), (state, _) = env.reset(seed=0), plain.reset(seed=0)
     for t in range(100):
-        mask, state = obs["action_mask"], obs["obs"]
-        assert mask.sum() == 15 and mask[state] == 1
-        states.append(state)
-        masks.append(mask)
+        mask = obs["action_mask"]
+        assert mask.sum() == 15 and mask[state] == 1 and obs["obs"] == state
         action = state if t % 2 else np.flatnonzero(mask == t // 2 % 2)[-1]
         obs, reward, terminated, truncated, _ = env.step(action)
         assert reward == (action == state) and not terminated and truncated == (t == 99)
-    assert len(set(states)) > 40 and (np.sum(masks, axis=0) > 0).all()
-    plain = gym.make("tasks:UnmaskedActions-v0")
-    assert plain.reset(seed=0)[0] == states[0]
-    assert [plain.step(0)[0] for _ in range(99)] == states[1:]
-
-
-def test_shuffled_cartpole_pushes_as_the_slot_says():
-    env, plain = gym.make("tasks:ShuffledCartPole-v0"), gym.make("CartPole-v1")
-    obs, _ = env.reset(seed=3)
-    np.testing.assert_array_equal(obs["obs"], plain.reset(seed=3)[0])
-    chosen = set()
-    for t in range(8):
-        avail, push = obs["avail_actions"].tolist(), t % 3 == 0
-        slot = avail.index([0.0, 1.0] if push else [1.0, 0.0])
-        chosen.add((push, slot))
-        assert obs["action_mask"].tolist() == [sum(row) for row in avail]
-        assert sorted(map(sum, avail)) == [0] * 29 + [1] * 2
-        obs, *_ = env.step(slot)
-        np.testing.assert_array_equal(obs["obs"], plain.step(int(push))[0])
-    assert len(chosen) > 6
+        state = plain.step(0)[0]
 
 
 @pytest.mark.slow

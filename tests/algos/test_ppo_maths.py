@@ -49,12 +49,8 @@ def test_gae_is_the_sum_over_the_rest_of_the_episode(seed):
                     break
     advantages = ppo.gae(rewards, values, next_values, terminated, truncated, gamma, lam)
     np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_gae_refuses_shapes_that_would_broadcast():
-    rollout = random_rollout(0)
     with pytest.raises(AssertionError):
-        ppo.gae(rollout[0], rollout[1], rollout[2][-1], *rollout[3:], 0.9, 0.7)
+        ppo.gae(rewards, values, next_values[-1], terminated, truncated, gamma, lam)
 
 
 def test_discounted_returns_begin_anew_with_each_episode():
@@ -225,24 +221,16 @@ def run_update(**settings):
     agent = make_agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     batch, rng = make_update_batch(agent, 35), np.random.default_rng(0)
-    before = [p.detach().clone() for p in agent.parameters()]
     scalars = ppo.update(agent, optimizer, batch, args, args.clip_coef, rng, ppo.ppo_loss)
-    moved = [not torch.equal(p, q) for p, q in zip(agent.parameters(), before, strict=True)]
     (steps,) = {state["step"].item() for state in optimizer.state.values()}
-    return scalars, moved, steps
-
-
-def test_update_moves_every_parameter_and_takes_all_its_steps():
-    settings = dict(num_minibatches=7, update_epochs=3)
-    _, moved, steps = run_update(**settings)
-    assert all(moved) and steps == 21
+    return scalars, steps
 
 
 @pytest.mark.parametrize("update_epochs", [1, 3])
 def test_the_losses_that_are_logged_are_those_of_a_minibatch(update_epochs):
     """At learning rate 0 every epoch has the same: 7 minibatches of 5, all steps once."""
     settings = dict(num_minibatches=7, norm_adv=False)
-    scalars, _, _ = run_update(**settings, update_epochs=update_epochs, learning_rate=0.0)
+    scalars, _ = run_update(**settings, update_epochs=update_epochs, learning_rate=0.0)
     torch.manual_seed(1)
     agent = make_agent()
     batch = make_update_batch(agent, 35)
@@ -282,9 +270,9 @@ def test_kl_and_the_clipped_share_are_of_the_whole_last_epoch():
 
 def test_target_kl_ends_the_epochs():
     settings = dict(num_minibatches=5, update_epochs=9)
-    scalars, _, steps = run_update(**settings, learning_rate=1e-2, target_kl=1e-3)
+    scalars, steps = run_update(**settings, learning_rate=1e-2, target_kl=1e-3)
     assert steps % 5 == 0 and 5 <= steps < 45 and scalars["losses/approx_kl"] > 1e-3
-    assert run_update(**settings, learning_rate=1e-2, target_kl=1e3)[2] == 45
+    assert run_update(**settings, learning_rate=1e-2, target_kl=1e3)[1] == 45
 
 
 def rows(obs) -> set:

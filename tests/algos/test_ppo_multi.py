@@ -5,7 +5,6 @@ one agent is ppo.
 import json
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,17 +13,8 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import (
-    NUMBERS,
-    before,
-    calls,
-    curves,
-    env_seeds,
-    hash_of_parameters,
-    randomise,
-    scalars,
-)
-from conftest import train as train_ppo
+from conftest import before, curves, hash_of_parameters, new_run, randomise, scalars
+from conftest import train as train_any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
@@ -113,18 +103,8 @@ class Blind(Mortal):
         super().__init__()
 
 
-def new_run(env_id, **settings):
-    own = {"exp_name": str(next(NUMBERS)), "runs_dir": str(Path("runs").resolve())}
-    settings = own | {"eval_episodes": 4} | settings
-    args = ppo_multi.Args(env_id=env_id, **settings)
-    functions = ppo_multi.make_agent, ppo.evaluation_policy, ppo_multi.make_envs
-    return ppo.Run("ppo_multi", args, *functions)
-
-
 def train(env_id, **settings):
-    run = new_run(env_id, **settings)
-    ppo_multi.train(run.args, run)
-    return run
+    return train_any(ppo_multi, env_id=env_id, **{"eval_episodes": 4} | settings)
 
 
 def train_mortals(**settings):
@@ -287,40 +267,24 @@ def test_actions_are_what_each_agent_s_space_declares(name, monkeypatch):
 # ---- policies
 
 
-def random_agents(num_agents, num_policies, space):
-    args = ppo_multi.Args(num_policies=num_policies)
-    obs_space, spaces = Box(-1, 1, (5,), np.float32), Tuple([space] * num_agents)
-    return randomise(ppo_multi.make_agent(args, obs_space, spaces))
-
-
 @pytest.mark.parametrize("space", [Discrete(7), Box(-2, 5, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("num_policies", [None, 1, 2, 3])
 def test_agent_i_acts_by_policy_i_modulo_their_number(num_policies, space):
-    """Three agents in eleven worlds, each row asked alone."""
+    """Three agents in eleven worlds."""
     torch.manual_seed(0)
-    agents = random_agents(3, num_policies, space)
+    args = ppo_multi.Args(num_policies=num_policies)
+    obs_space = Box(-1, 1, (5,), np.float32)
+    agents = randomise(ppo_multi.make_agent(args, obs_space, Tuple([space] * 3)))
     obs = np.random.default_rng(0).normal(size=(33, 5)).astype(np.float32)
     assert len(agents.policies) == (num_policies or 3)
     actions = agents.act(obs, None, greedy=True)
     played = agents.to_env(actions)
-    for w in range(11):
-        for i in range(3):
-            policy, row = agents.policies[i % (num_policies or 3)], 3 * w + i
-            alone = policy.act(obs[row : row + 1], None, greedy=True)
-            np.testing.assert_allclose(actions[row], alone[0], rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(played[row], policy.to_env(alone)[0], rtol=1e-4, atol=1e-5)
+    for i in range(3):
+        policy = agents.policies[i % (num_policies or 3)]
+        own = policy.act(obs[i::3], None, greedy=True)
+        np.testing.assert_allclose(actions[i::3], own, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(played[i::3], policy.to_env(own), rtol=1e-4, atol=1e-5)
     assert len(np.unique(actions)) > 3
-
-
-@pytest.mark.parametrize("num_policies", [1, 2, None])
-def test_shared_policies_are_one_memory_and_others_are_not(num_policies):
-    agents = train_mortals(num_policies=num_policies, total_timesteps=6 * 32).agent
-    memories = [{p.untyped_storage().data_ptr() for p in x.parameters()} for x in agents.policies]
-    assert len(memories) == (num_policies or 3) and len(set(map(len, memories))) == 1
-    assert len(set.union(*memories)) == sum(map(len, memories))
-    owners = agents.owners(6)
-    assert (owners[0] == owners[2]) == (num_policies is not None)  # agents a and c of a world
-    assert owners[0] == owners[3]  # agent a of two worlds
 
 
 def test_what_other_agents_do_leaves_a_policy_alone(monkeypatch):
@@ -355,24 +319,24 @@ def same_arrays(policy, agent):
     return all(mine[name].numpy().tobytes() == theirs[name].numpy().tobytes() for name in mine)
 
 
-@pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:ShortPendulum-v0"])
+@pytest.mark.parametrize(
+    "env_id, settings", [("CartPole-v1", {}), ("environments:ShortPendulum-v0", NORMALISED)]
+)
 def test_a_world_of_one_agent_is_ppo_bit_for_bit(env_id, settings):
     """With a checkpoint within, and a last rollout that is cut short."""
     settings = settings | dict(num_envs=5, num_steps=19, total_timesteps=1000)
     settings |= dict(checkpoint_frequency=400, eval_episodes=7)
-    theirs = train_ppo(ppo, env_id=env_id, **settings)
+    theirs = train_any(ppo, env_id=env_id, **settings)
     world = json.dumps({"env_id": env_id, "num_agents": 1})
     mine = train(f"{HERE}:Many", env_kwargs=world, **settings)
     assert same_arrays(mine.agent.policies[0], theirs.agent)
     np.testing.assert_array_equal(mine.evaluate(), theirs.evaluate())
 
 
-@pytest.mark.parametrize("settings", [{}, NORMALISED], ids=["default", "normalised"])
-def test_agents_that_share_a_policy_are_so_many_environments(settings):
+def test_agents_that_share_a_policy_are_so_many_environments():
     """Five worlds of two agents who never meet, and ten environments of ppo."""
-    settings = settings | dict(num_envs=10, num_steps=11, total_timesteps=1100)
-    theirs = train_ppo(ppo, env_id="Walk-v0", **settings)
+    settings = NORMALISED | dict(num_envs=10, num_steps=11, total_timesteps=1100)
+    theirs = train_any(ppo, env_id="Walk-v0", **settings)
     mine = train(f"{HERE}:Many", num_policies=1, agent_id=False, **settings)
     assert same_arrays(mine.agent.policies[0], theirs.agent)
 
@@ -454,21 +418,13 @@ def test_every_policy_s_learning_rate_falls_and_each_group_s_by_itself(monkeypat
     np.testing.assert_allclose(rates, falls)
 
 
-def test_dropout_is_for_learning_alone(monkeypatch):
-    make_networks = ppo.Agent.make_networks
-
-    def with_dropout(agent, *rest):
-        make_networks(agent, *rest)
-        agent.actor = torch.nn.Sequential(torch.nn.Dropout(0.5), agent.actor)
-
-    monkeypatch.setattr(ppo.Agent, "make_networks", with_dropout)
-    seen = []
-    before(monkeypatch, ppo_multi.Agents, "act", lambda agents, *_, **__: seen.append(
-        any(module.training for module in agents.modules())
-    ))  # fmt: skip
-    run = train_mortals(total_timesteps=6 * 64)
-    assert not any(seen) and all(policy.actor[0].training for policy in run.agent.policies)
-    np.testing.assert_array_equal(run.evaluate(), run.evaluate())
+def test_policies_act_in_one_mode_and_learn_in_the_other(monkeypatch):
+    """For dropout, for example."""
+    acting, learning = set(), set()
+    before(monkeypatch, ppo.Agent, "act", lambda policy, *_, **__: acting.add(policy.training))
+    before(monkeypatch, ppo, "update", lambda policy, *_: learning.add(policy.training))
+    train_mortals(total_timesteps=6 * 64).evaluate()
+    assert (acting, learning) == ({False}, {True})
 
 
 # ---- curves, resume, command line
@@ -484,11 +440,6 @@ def test_curves_show_each_agent_and_each_policy():
     assert points["charts/episodic_return", 120] == [pytest.approx((3 + 65 + 66) / 3)]
     assert points["eval/episodic_return", 120] == [pytest.approx((3 + 65 + 66) / 3)]
     assert {f"losses/entropy/{p}" for p in range(3)} <= {tag for tag, _ in points}
-
-
-def test_num_agents_reaches_the_constructor():
-    run = new_run(f"{HERE}:Many", num_agents=4)
-    assert run.envs.agents == [f"agent_{i}" for i in range(4)] and run.obs_space.shape == (2,)
 
 
 CALLED = []
@@ -521,14 +472,7 @@ def test_only_what_is_a_world_is_called(env_id, flag, refused, tmp_path):
 
 def test_a_mistake_of_the_constructor_keeps_its_traceback():
     with pytest.raises(TypeError, match="unsupported operand"):
-        new_run(f"{HERE}:Buggy")
-
-
-def test_worlds_of_a_run_have_seeds_of_their_own(monkeypatch):
-    resets = calls(monkeypatch, Mortal, "reset")
-    run = new_run(f"{HERE}:Mortal", num_envs=15, eval_episodes=3, seed=5)
-    ppo.reset(run.envs, 5, 0)
-    assert [call["seed"] for call in resets] == env_seeds(15, 5, 0)[::3]
+        new_run(ppo_multi, env_id=f"{HERE}:Buggy")
 
 
 class Unfit(Mortal):
@@ -571,7 +515,7 @@ def test_a_missing_package_is_named(package, pin, monkeypatch, failure):
     monkeypatch.setattr(sys, "path", [])
     for module in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
-    said = failure(new_run, f"{package}.anything_v1")
+    said = failure(new_run, ppo_multi, env_id=f"{package}.anything_v1")
     assert said.endswith(f"; pip install {package}=={pin}\n")
 
 

@@ -1,10 +1,9 @@
-"""Networks of one's own: shapes, the way to Keras, what is shared, and batch normalisation."""
+"""Networks of one's own: shapes, what is shared, and batch normalisation; see test_weights.py."""
 
 import numpy as np
 import ppo
 import ppo_network
 import pytest
-import test_weights
 import torch
 from conftest import new_run, train
 from gymnasium.spaces import Box, Discrete
@@ -98,33 +97,6 @@ def test_impala_trains_on_images_of_any_size(refused):
     assert "batch_norm" in refused("ppo_network", "--impala", "--batch-norm")
 
 
-@pytest.mark.parametrize("share_trunk", [False, True])
-def test_the_weights_travel_to_keras_and_back(share_trunk):
-    code = test_weights.code_of_the_page()
-    agent = random_agent(IMAGES, share_trunk=share_trunk)
-    weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
-    obs, outputs = observations(IMAGES), []
-    for part, head in (("actor", 1, "valid"), 0), (("critic",), 1):
-        name = part[0]
-        trunk = "trunk" if share_trunk else name
-        last = head if share_trunk else 8 + head
-        names = [*(f"{trunk}.{i}" for i in (1, 4, 6)), f"{name}.{last}"]
-        kernels = {x: code["to_kernel"](weights[f"{x}.weight"]) for x in names}
-        for x, kernel in kernels.items():
-            np.testing.assert_array_equal(code["to_weight"](kernel), weights[f"{x}.weight"])
-        biases = {x: weights[f"{x}.bias"] for x in names}
-        layers = list(zip(names, ((4, "same"), (2, "same"), (1, "valid"), part[1:]), strict=True))
-        layers = [(x, *settings) for x, settings in layers]
-        x = np.moveaxis(obs, 1, 3).astype(np.float32) / 255
-        outputs.append(test_weights.forward(layers, test_weights.relu, kernels, biases, x))
-    with torch.no_grad():
-        features = agent.features(torch.tensor(obs))
-        expected = agent.policy(features).numpy(), agent.value(features).numpy()[:, None]
-    for found, output in zip(outputs, expected, strict=True):
-        scale = np.abs(output).max()
-        np.testing.assert_allclose(found, output, rtol=1e-4, atol=1e-5 * scale)
-
-
 @pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("share_trunk", [False, True])
 def test_policy_and_value_share_a_trunk_or_nothing(space, share_trunk):
@@ -146,29 +118,25 @@ def test_separate_networks_of_vectors_are_ppo():
 def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
     agent = random_agent(VECTORS, share_trunk=False, batch_norm=True)
     obs = torch.tensor(observations(VECTORS))
-    expected = []
-    for network in (agent.actor, agent.critic):
-        x = obs
-        for layer in list(network)[:-1]:
-            if isinstance(layer, nn.BatchNorm1d):
-                mean, var = x.mean(dim=0), x.var(dim=0)  # of n - 1, as torch keeps it
-                old_mean, old_var = layer.running_mean, layer.running_var
-                moved = 0.98 * old_mean + 0.02 * mean, 0.98 * old_var + 0.02 * var
-                expected.append([layer, *(m.detach().clone() for m in moved)])
-                centred = (x - mean) / torch.sqrt(x.var(dim=0, correction=0) + 1e-5)
-                x = layer.weight * centred + layer.bias
-            else:
-                x = layer(x)
+    inputs, old = {}, {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms(agent)}
+
+    def look(layer, x, _):
+        if layer.training:  # once: as all of the rollout goes through it
+            inputs[layer] = x[0]
+
+    for layer in old:
+        layer.register_forward_hook(look)
     buffer, args = ppo.RolloutBuffer(), ppo_network.Args(num_envs=1, batch_norm=True)
     for row in obs.numpy():
         step = {"obs": row[None], "next_obs": row[None], "actions": np.zeros(1, np.int64)}
         step |= {"rewards": np.zeros(1, np.float32), "terminated": np.zeros(1, np.bool_)}
         buffer.add(**step, truncated=np.zeros(1, np.bool_))
     ppo_network.make_batch(agent, buffer, args, np.zeros(1))
-    for layer, mean, var in expected:
-        torch.testing.assert_close(layer.running_mean, mean)
-        torch.testing.assert_close(layer.running_var, var)
-        assert not layer.training and layer.num_batches_tracked == 1
+    for layer, (mean, var) in old.items():
+        x = inputs[layer]
+        assert len(x) == BATCH and not layer.training and layer.num_batches_tracked == 1
+        torch.testing.assert_close(layer.running_mean, 0.98 * mean + 0.02 * x.mean(dim=0))
+        torch.testing.assert_close(layer.running_var, 0.98 * var + 0.02 * x.var(dim=0))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:Square-v0"])

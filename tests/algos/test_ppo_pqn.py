@@ -1,5 +1,5 @@
 """ppo_pqn.py: lambda-returns against numbers worked out by hand and a loop, the loss, the epsilon,
-where the normalisation stands, and which curves there are.
+and where the normalisation stands.
 """
 
 import numpy as np
@@ -7,7 +7,7 @@ import ppo
 import ppo_pqn
 import pytest
 import torch
-from conftest import calls, curves, hash_of_parameters, new_run, train
+from conftest import before, calls, curves, hash_of_parameters, new_run, train
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -97,13 +97,9 @@ def test_the_loss_by_hand():
     }  # fmt: skip
     loss.backward()  # (Q - R) / 2 of each action, one step of either
     assert agent.learned.grad.tolist() == [-1, -2]
-
-
-def test_a_column_of_returns_is_refused():
-    agent, obs = table(2), torch.ones(3, 2)
-    minibatch = {"obs": obs, "actions": torch.zeros(3, dtype=torch.int64)}
+    column = {"returns": minibatch["returns"][:, None]}
     with pytest.raises(AssertionError):
-        ppo_pqn.pqn_loss(agent, minibatch | {"returns": torch.ones(3, 1)}, ppo_pqn.Args(), 0.0)
+        ppo_pqn.pqn_loss(agent, minibatch | column, args, 0.0)
 
 
 def test_exploring_actions_are_uniform_and_the_others_greedy():
@@ -131,21 +127,14 @@ SHORT = dict(total_timesteps=1024, num_envs=4, num_steps=16, checkpoint_frequenc
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.0])
-def test_epsilon_falls_from_step_to_step(fraction):
+def test_epsilon_falls_from_step_to_step(monkeypatch, fraction):
     epsilons = []
     run = new_run(ppo_pqn, **SHORT, start_e=0.9, end_e=0.1, exploration_fraction=fraction)
-    step = run.step
-
-    def spy(actions):
-        epsilons.append(run.agent.epsilon)
-        return step(actions)
-
-    run.step = spy
+    before(monkeypatch, run, "step", lambda _: epsilons.append(run.agent.epsilon))
     ppo_pqn.train(run.args, run)
     steps, explored = np.arange(0, 1024, 4), 1024 * fraction or 1
     expected = np.maximum(0.9 - 0.8 * steps / explored, 0.1)
     np.testing.assert_allclose(epsilons, expected)
-    run.writer.flush()
     curve = curves(run)["charts/epsilon"].values()
     assert max(curve) <= 0.9 and np.mean([*curve]) == pytest.approx(expected.mean(), abs=0.05)
 
@@ -160,21 +149,11 @@ def test_rewards_are_scaled_where_asked():
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_each_hidden_layer_is_normalised_before_its_activation(activation):
-    torch.manual_seed(0)
     args = ppo_pqn.Args(hidden_size=13, activation=activation)
     agent = ppo_pqn.Agent(args, Box(-1, 1, (2,)), Discrete(ACTIONS))
     kind = nn.Tanh if activation == "tanh" else nn.ReLU
     layers = [nn.Linear, nn.LayerNorm, kind, nn.Linear, nn.LayerNorm, kind, nn.Linear]
     assert [type(layer) for layer in agent.q_network] == layers
-    x = torch.randn(11, 2)
-    for layer in agent.q_network:
-        x = layer(x)
-        if type(layer) is nn.LayerNorm:
-            torch.testing.assert_close(x.mean(dim=1), torch.zeros(11), atol=1e-5, rtol=0)
-            torch.testing.assert_close(
-                x.std(dim=1, correction=0), torch.ones(11), atol=0.01, rtol=0
-            )
-    assert x.shape == (11, ACTIONS)
 
 
 def test_without_it_the_network_is_ppos():
@@ -204,13 +183,3 @@ def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):
     optimizer = call["optimizer"]
     assert type(optimizer) is torch.optim.RAdam and optimizer.param_groups[0]["lr"] < 0.001
     assert call["collect"] is ppo_pqn.collect and call["loss_of"] is ppo_pqn.pqn_loss
-
-
-def test_its_curves():
-    run = train(ppo_pqn, total_timesteps=512, log_frequency=128)
-    points = curves(run)
-    tags = {tag for tag in points if not tag.startswith("charts/episodic")}
-    of_ratios = {"losses/approx_kl", "losses/clipfrac"}
-    others = "losses/td_loss losses/q_values losses/values losses/explained_variance "
-    assert tags == of_ratios | {*(others + "charts/epsilon charts/learning_rate").split()}
-    assert all(set(points[tag].values()) == {0} for tag in of_ratios)

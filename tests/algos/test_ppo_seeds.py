@@ -14,8 +14,8 @@ import torch
 from conftest import before, new_run, scalars, train
 from torch import nn
 
-CARTPOLE = {"total_timesteps": 1536, "checkpoint_frequency": 768, "num_minibatches": 4}
-PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 768}
+CARTPOLE = {"total_timesteps": 1024, "checkpoint_frequency": 512, "num_minibatches": 4}
+PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 64, "total_timesteps": 512}
 PENDULUM |= {"norm_obs": True, "norm_reward": True, "clip_vloss": True, "ent_coef": 0.01}
 
 
@@ -73,7 +73,7 @@ def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
     ids=str,
 )
 def test_every_setting_and_every_generator_has_its_effect_on_each_seed(train_seeds, settings):
-    settings = {"total_timesteps": 768, "num_minibatches": 2} | settings
+    settings = {"total_timesteps": 512, "num_minibatches": 2} | settings
     for run in train_seeds(num_seeds=2, **settings):
         expected = train(ppo, **settings, seed=run.args.seed)
         np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
@@ -116,7 +116,7 @@ def test_no_seed_depends_on_another(train_seeds):
     ],
 )
 def test_settings_may_differ_between_seeds(train_seeds, field, values):
-    settings = {"total_timesteps": 768, "num_minibatches": 2}
+    settings = {"total_timesteps": 512, "num_minibatches": 2}
     runs = train_seeds(num_seeds=2, vary=(field, *map(str, values)), **settings)
     found = [(getattr(run.args, field), run.args.seed) for run in runs]
     assert found == [(values[0], 1), (values[0], 2), (values[1], 1), (values[1], 2)]
@@ -151,7 +151,7 @@ def test_a_gradient_is_the_same_to_the_bit_whoever_takes_one_beside_it():
         assert after_a_step(chosen) == [whole[k] for k in chosen]
 
 
-SETTINGS = "--num-seeds 3 --total-timesteps 1536 --checkpoint-frequency 512".split()
+SETTINGS = "--num-seeds 3 --total-timesteps 768 --checkpoint-frequency 256".split()
 SETTINGS += "--norm-obs --eval-episodes 2".split()
 SETTINGS += "--hidden-size 63".split()  # stacked arrays begin at odd addresses
 
@@ -164,19 +164,17 @@ def stopped(monkeypatch, method, seed, step):
     args = ppo.parse_args("ppo_seeds", ppo_seeds.Args, [*SETTINGS, *apart])
     run = ppo.Run("ppo_seeds", args, ppo_seeds.make_agent, ppo.evaluation_policy)
     owner, name = (ppo, "write_file") if "." in method else (ppo.Run, method)
-    original = getattr(owner, name)
 
-    def stop(self, *rest, **parts):
+    def stop(self, *_, **__):
         if owner is ppo:
             stops = self.name == method and self.parent.name.endswith(f"-{seed}-{seed}")
         else:
             stops = self.args.seed == seed and self.step_count >= step
         if stops:
             raise KeyboardInterrupt
-        return original(self, *rest, **parts)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, stop)
+        before(patch, owner, name, stop)
         ppo_seeds.train(args, run)
     return run.folder
 
@@ -199,7 +197,7 @@ def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(command, tmp_path
     first, *rest = map(report.read_run, (folder, *others))
     assert not any(report.differences(run, first) for run in rest)  # but one cell of results
 
-    stops = [("end_iteration", 1, 600), ("save", 2, 512), ("save", 3, 512)]  # between saves
+    stops = [("end_iteration", 1, 300), ("save", 2, 256), ("save", 3, 256)]  # between saves
     stops += [("start", 2, 0), ("finish", 3, 0)]  # before a seed's first checkpoint; in the report
     stops += [("args.json", 2, 0), ("args.json", 3, 0)]  # and right after it
     stacks = []  # of gradient steps: the seed in each place

@@ -1,4 +1,4 @@
-"""td3.py against an independent implementation, hand-worked numbers, and what it must learn."""
+"""td3.py: updates row by row, the buffer against plain lists, and what it must learn."""
 
 import importlib
 import itertools
@@ -9,10 +9,9 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import calls, train
+from conftest import before, randomise, train
 
 BATCH, OBS, ACTIONS = 7, 5, 3
-NAMES = ("obs", "actions", "rewards", "next_obs", "terminated")
 LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
 VECTORS = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
 ACTION_SPACE = gym.spaces.Box(LOW, HIGH)
@@ -25,142 +24,70 @@ def agents(**settings):
     return [td3.make_agent(args, VECTORS, ACTION_SPACE) for _ in range(2)]
 
 
-def random_batch(rng, dtype=np.float32, gamma=0.99):
-    return {
-        "discounts": torch.full((BATCH,), gamma, dtype=torch.as_tensor(dtype(0)).dtype),
-        "obs": torch.tensor(rng.normal(size=(BATCH, OBS)).astype(dtype)),
-        "actions": torch.tensor(rng.uniform(-1, 1, (BATCH, ACTIONS)).astype(dtype)),
-        "rewards": torch.tensor(rng.normal(size=BATCH).astype(dtype)),
-        "next_obs": torch.tensor(rng.normal(size=(BATCH, OBS)).astype(dtype)),
-        "terminated": torch.tensor(rng.random(BATCH) < 0.3),
+def random_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    batch = {
+        "obs": rng.normal(size=(BATCH, OBS)),
+        "actions": rng.uniform(-1, 1, (BATCH, ACTIONS)),
+        "rewards": rng.normal(size=BATCH),
+        "next_obs": rng.normal(size=(BATCH, OBS)),
+        "discounts": rng.uniform(0.5, 1, BATCH),
     }
+    batch = {name: torch.tensor(x, dtype=torch.float32) for name, x in batch.items()}
+    return batch | {"terminated": torch.arange(BATCH) % 3 == 0}
 
 
-class NumpyMLP:
-    """Two hidden layers of ReLU with hand-written gradients, and Adam; float64."""
-
-    def __init__(self, layers):
-        linear = [layer for layer in layers if isinstance(layer, torch.nn.Linear)]
-        self.parameters = [
-            p.detach().numpy().copy() for layer in linear for p in layer.parameters()
-        ]
-        self.m = [np.zeros_like(p) for p in self.parameters]
-        self.v = [np.zeros_like(p) for p in self.parameters]
-        self.steps = 0
-
-    def forward(self, x):
-        w1, b1, w2, b2, w3, b3 = self.parameters
-        self.x = x
-        self.h1 = np.maximum(x @ w1.T + b1, 0)
-        self.h2 = np.maximum(self.h1 @ w2.T + b2, 0)
-        return self.h2 @ w3.T + b3
-
-    def backward(self, grad):
-        """Gradients of the parameters and of the input, for the last forward."""
-        _, _, w2, _, w3, _ = self.parameters
-        g2 = (grad @ w3) * (self.h2 > 0)
-        g1 = (g2 @ w2) * (self.h1 > 0)
-        pairs = [(g1, self.x), (g2, self.h1), (grad, self.h2)]
-        gradients = [g for out, x in pairs for g in (out.T @ x, out.sum(axis=0))]
-        return gradients, g1 @ self.parameters[0]
-
-    def adam(self, gradients, lr, eps=1e-8):
-        self.steps += 1
-        for p, m, v, g in zip(self.parameters, self.m, self.v, gradients, strict=True):
-            m += 0.1 * (g - m)
-            v += 0.001 * (g**2 - v)
-            m_hat, v_hat = m / (1 - 0.9**self.steps), v / (1 - 0.999**self.steps)
-            p -= lr * m_hat / (np.sqrt(v_hat) + eps)
+def step_down(loss, module):
+    """Its parameters after a step of gradient descent by 0.1."""
+    parameters = list(module.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    return [p.detach() - 0.1 * g for p, g in zip(parameters, gradients, strict=True)]
 
 
 @pytest.mark.parametrize("twin", [True, False])
-def test_a_hundred_updates_equal_an_independent_implementation(twin):
-    """Algorithm 1 of arXiv 1802.09477 in NumPy, in float64. To 1e-6, since Adam divides
-    rounding errors by gradients that are nearly 0.
-    """
-    agent, target = (each.double() for each in agents(twin=twin))
-    actor_adam, critic_adam = (
-        torch.optim.Adam(part.parameters(), lr=1e-2, fused=True)
-        for part in (agent.actor, agent.critics)
-    )
-    args = td3.Args(gamma=0.97, tau=0.05, noise_clip=0.3, policy_frequency=3, twin=twin)
-    actor, actor_target = NumpyMLP(agent.actor), NumpyMLP(target.actor)
-    critics = [NumpyMLP(critic.layers) for critic in agent.critics]
-    critic_targets = [NumpyMLP(critic.layers) for critic in target.critics]
-    assert len(critics) == 1 + twin
-    rng = np.random.default_rng(1)
-    for step in range(1, 101):
-        batch = random_batch(rng, np.float64, args.gamma)
-        noise = 0.4 * rng.standard_normal((BATCH, ACTIONS))
-        learn_policy = step % args.policy_frequency == 0
-        # the updates of one step, as `train` does them: see the tests of what it calls, below
-        scalars = td3.update_critics(agent, target, critic_adam, batch, torch.tensor(noise), args)
-        if learn_policy:
-            scalars |= td3.update_actor(agent, actor_adam, batch["obs"])
-            td3.polyak(target, agent, args.tau)
+def test_an_update_of_the_critics_row_by_row(twin):
+    """Algorithm 1 of arXiv 1802.09477."""
+    agent, target = map(randomise, agents(twin=twin))
+    args, batch = td3.Args(noise_clip=0.3, twin=twin), random_batch()
+    noise = 0.4 * torch.randn(BATCH, ACTIONS)
+    y = batch["rewards"].clone()
+    for b in torch.nonzero(~batch["terminated"]).flatten():
+        next_obs = batch["next_obs"][b : b + 1]
+        action = (target.actor(next_obs) + noise[b].clip(-0.3, 0.3)).clip(-1, 1)
+        smallest = min(critic(next_obs, action).item() for critic in target.critics)
+        y[b] += batch["discounts"][b] * smallest
+    q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
+    losses = [((q - y) ** 2).mean() for q in q_values]
+    assert len(losses) == 1 + twin
+    expected = step_down(sum(losses), agent.critics)
+    optimizer = torch.optim.SGD(agent.critics.parameters(), lr=0.1)
+    scalars = td3.update_critics(agent, target, optimizer, batch, noise, args)
+    torch.testing.assert_close(list(agent.critics.parameters()), expected)
+    by_hand = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
+    by_hand |= {"losses/qf1_values": q_values[0].detach().mean()}
+    torch.testing.assert_close(scalars, by_hand)
 
-        obs, actions, rewards, next_obs, terminated = (batch[k].numpy() for k in NAMES)
-        next_actions = np.tanh(actor_target.forward(next_obs))
-        next_actions = np.clip(next_actions + np.clip(noise, -0.3, 0.3), -1, 1)
-        pairs = np.concatenate([next_obs, next_actions], axis=1)
-        smallest = np.min([critic.forward(pairs)[:, 0] for critic in critic_targets], axis=0)
-        y = np.where(terminated, rewards, rewards + 0.97 * smallest)
-        first_q = critics[0].forward(np.concatenate([obs, actions], axis=1))
-        assert scalars["losses/qf1_values"].item() == pytest.approx(first_q.mean(), abs=1e-6)
-        for i, critic in enumerate(critics, start=1):
-            errors = critic.forward(np.concatenate([obs, actions], axis=1))[:, 0] - y
-            assert scalars[f"losses/qf{i}_loss"].item() == pytest.approx(
-                np.mean(errors**2), abs=1e-6
-            )
-            critic.adam(critic.backward(2 * errors[:, None] / BATCH)[0], lr=1e-2)
-        if learn_policy:
-            chosen = np.tanh(actor.forward(obs))
-            q = critics[0].forward(np.concatenate([obs, chosen], axis=1))
-            assert scalars["losses/actor_loss"].item() == pytest.approx(-q.mean(), abs=1e-6)
-            _, slope = critics[0].backward(np.full((BATCH, 1), -1 / BATCH))
-            actor.adam(actor.backward(slope[:, OBS:] * (1 - chosen**2))[0], lr=1e-2)
-            pairs = zip([actor_target, *critic_targets], [actor, *critics], strict=True)
-            for slow, fast in pairs:
-                for p, q in zip(slow.parameters, fast.parameters, strict=True):
-                    p += 0.05 * (q - p)
-        else:
-            assert "losses/actor_loss" not in scalars
 
-    def close(module, network):
-        for p, q in zip(module.parameters(), network.parameters, strict=True):
-            np.testing.assert_allclose(p.detach().numpy(), q, rtol=1e-6, atol=1e-6)
-
-    for module, numpy_actor, numpy_critics in (
-        (agent, actor, critics),
-        (target, actor_target, critic_targets),
-    ):
-        close(module.actor, numpy_actor)
-        for critic, numpy_critic in zip(module.critics, numpy_critics, strict=True):
-            close(critic, numpy_critic)
+def test_an_update_of_the_actor_climbs_the_first_critic():
+    agent, _ = agents()
+    obs = random_batch()["obs"]
+    loss = -agent.critics[0](obs, agent.actor(obs)).mean()
+    expected = step_down(loss, agent.actor)
+    optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.1)
+    scalars = td3.update_actor(agent, optimizer, obs)
+    torch.testing.assert_close(list(agent.actor.parameters()), expected)
+    torch.testing.assert_close(scalars, {"losses/actor_loss": loss.detach()})
 
 
 @pytest.mark.parametrize("name", ["rewards", "terminated"])
 def test_columns_instead_of_vectors_fail_at_once(name):
     agent, target = agents()
-    batch = random_batch(np.random.default_rng(0))
+    batch = random_batch()
     noise = torch.zeros(BATCH, ACTIONS)
     td3.q_losses(agent, target, batch, noise, td3.Args())
     batch[name] = batch[name][:, None]
     with pytest.raises(AssertionError):
         td3.q_losses(agent, target, batch, noise, td3.Args())
-
-
-def test_polyak_copies_buffers():
-    """As the statistics of a batch norm, of which one counts: a share of a count is no count."""
-    source, target = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
-    for _ in range(5):
-        source(torch.randn(7, 3) + 2)
-    td3.polyak(target, source, 0.25)
-    assert target.num_batches_tracked == 5
-    assert torch.equal(target.running_mean, source.running_mean)
-    assert torch.equal(target.running_var, source.running_var)
-    source(torch.randn(7, 3))
-    assert target.num_batches_tracked == 5  # copies, not the same memory
 
 
 def test_each_dimension_has_its_own_bounds():
@@ -188,29 +115,17 @@ def test_the_noise_is_measured_in_half_ranges_and_clipped():
     np.testing.assert_allclose(in_env[inside.all(axis=1)].std(axis=0), expected, rtol=0.05)
 
 
-def test_evaluations_are_without_noise():
-    agent, _ = agents()
-    obs, args = np.ones((BATCH, OBS), np.float32), td3.Args(exploration_noise=0.5)
-    rngs = np.random.default_rng(0), np.random.default_rng(1)
-    first, second = (td3.evaluation_policy(agent, rng, args)(obs) for rng in rngs)
-    np.testing.assert_array_equal(first, second)
-
-
-def times_of(capacity, steps, size):
-    """When those steps were taken that a buffer samples."""
-    buffer, rng = td3.ReplayBuffer(capacity, 1, 1, 1), np.random.default_rng(0)
+def test_samples_are_uniform_and_independent():
+    buffer, rng = td3.ReplayBuffer(11, 1, 1, 1), np.random.default_rng(0)
     zeros, never = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
-    for time in range(steps):
+    for time in range(29):
         buffer.add(zeros, zeros, np.float32([time]), zeros, never, never)
-    return buffer.sample(size, 1, 0.9, rng)["rewards"]
-
-
-def test_the_buffer_samples_uniformly():
-    times = times_of(11, steps=29, size=110_000)
-    counts = np.bincount(times.astype(int), minlength=29)
+    times = buffer.sample(110_000, 1, 0.9, rng)["rewards"].astype(int)
+    counts = np.bincount(times, minlength=29)
     assert (counts[:18] == 0).all()
     chi_square = ((counts[18:] - 10_000) ** 2 / 10_000).sum()
     assert chi_square < 29.6  # 99.9% of the distribution with 10 degrees of freedom
+    assert (np.diff(times) == 1).mean() == pytest.approx(10 / 11**2, abs=0.01)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 5])
@@ -249,73 +164,29 @@ def test_n_step_returns_against_a_walk_over_whole_episodes(n_step, num_envs, cap
     assert batch.keys() == {"obs", "actions", "rewards", "next_obs", "terminated", "discounts"}
 
 
-def test_training_hands_n_step_and_ends_to_the_buffer(monkeypatch):
-    """A checkpoint's cut, too: no return crosses it."""
-    added = calls(monkeypatch, td3.ReplayBuffer, "add")
-    sampled = calls(monkeypatch, td3.ReplayBuffer, "sample")
-    settings = dict(SMALL, total_timesteps=230, checkpoint_frequency=70, n_step=3, gamma=0.7)
-    run = train(td3, env_id="Pendulum-v1", num_envs=2, **settings)
-    told = {(call["batch_size"], call["n_step"], call["gamma"]) for call in sampled}
-    assert told == {(32, 3, 0.7)} and len(sampled) == 30
-    assert all(call["rng"] is run.rng for call in sampled)
-    ends = [2 * (i + 1) for i, step in enumerate(added) if step["truncated"].all()]
-    assert ends == [70, 140, 210] and not any(step["terminated"].any() for step in added)
-
-
-def test_samples_are_not_consecutive():
-    times = times_of(1000, steps=1000, size=1000)
-    assert (np.abs(np.diff(times)) < 10).mean() < 0.05  # independent ones: 0.02
-
-
 SMALL = dict(batch_size=32, hidden_sizes=(32, 32), learning_rate=3e-3, learning_starts=200)
 
 
-def test_the_first_steps_are_random(monkeypatch):
-    acts = calls(monkeypatch, td3.Agent, "act")
-    train(td3, **SMALL, total_timesteps=230, env_id="environments:Target-v0")
-    assert len(acts) == 30
-
-
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_there_is_one_update_to_a_step_and_every_third_moves_the_policy(monkeypatch, num_envs):
-    order, update_critics, update_actor = [], td3.update_critics, td3.update_actor
-
-    def of_critics(*inputs):
-        order.append(False)
-        return update_critics(*inputs)
-
-    def of_actor(*inputs):
-        assert not order[-1]  # the critics learn first
-        order[-1] = True
-        return update_actor(*inputs)
-
-    monkeypatch.setattr(td3, "update_critics", of_critics)
-    monkeypatch.setattr(td3, "update_actor", of_actor)
-    settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3)
-    train(td3, env_id="environments:Target-v0", **settings)
-    assert len(order) == 30 and order == [step % 3 == 0 for step in range(201, 231)]
-
-
-def test_the_targets_are_copies_that_take_their_share_when_the_policy_learns(monkeypatch):
-    states, update_critics, update_actor = [], td3.update_critics, td3.update_actor
+def test_an_update_to_a_step_of_which_every_third_moves_policy_and_targets(monkeypatch, num_envs):
+    """The targets are copies, which then take their share; the critics learn first."""
+    states = []
 
     def weights(module):
         return torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
 
-    def of_critics(agent, target, *rest):
+    def of_critics(agent, target, *_):
         states.append([weights(agent), weights(target), False])
-        return update_critics(agent, target, *rest)
 
-    def of_actor(*inputs):
+    def of_actor(*_):
         states[-1][2] = True
-        return update_actor(*inputs)
 
-    monkeypatch.setattr(td3, "update_critics", of_critics)
-    monkeypatch.setattr(td3, "update_actor", of_actor)
-    settings = dict(SMALL, total_timesteps=230, policy_frequency=3, tau=0.25)
+    before(monkeypatch, td3, "update_critics", of_critics)
+    before(monkeypatch, td3, "update_actor", of_actor)
+    settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3, tau=0.25)
     train(td3, env_id="environments:Target-v0", **settings)
-    assert len(states) == 30 and torch.equal(*states[0][:2])
-    assert sum(due for *_, due in states) == 10
+    assert [due for *_, due in states] == [step % 3 == 0 for step in range(201, 231)]
+    assert torch.equal(*states[0][:2])
     for (_, target, due), (after, target_after, _) in itertools.pairwise(states):
         expected = 0.75 * target + 0.25 * after if due else target
         torch.testing.assert_close(target_after, expected)

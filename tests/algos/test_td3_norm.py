@@ -5,9 +5,8 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import new_run, train
+from conftest import before, new_run
 from gymnasium.spaces import Box
-from load import load
 from torch import nn
 
 OBS, ACTIONS = 2, 3
@@ -44,13 +43,8 @@ def test_minibatches_are_normalised_by_what_was_acted_on_before(module, monkeypa
     """Each observation once, after the updates of its step: neither what is replayed counts nor
     what evaluations see, and the target networks get the same moments. The buffer's are raw.
     """
-    acted, sampled, normalised = [], [], []
-    add, sample = td3.ReplayBuffer.add, td3.ReplayBuffer.sample
+    acted, sampled, normalised, sample = [], [], [], td3.ReplayBuffer.sample
     update = td3.td3_update if module is td3 else td3_sac.sac_update
-
-    def watched_add(buffer, obs, *others):
-        acted.append(obs.copy())
-        return add(buffer, obs, *others)
 
     def watched_sample(*given):
         sampled.append((sample(*given), len(acted) - 1))  # without those of this step
@@ -60,15 +54,15 @@ def test_minibatches_are_normalised_by_what_was_acted_on_before(module, monkeypa
         normalised.append(batch)
         return update(agent, target, optimizers, batch, *others)
 
-    monkeypatch.setattr(td3.ReplayBuffer, "add", watched_add)
+    before(monkeypatch, td3.ReplayBuffer, "add", lambda _, obs, *rest: acted.append(obs.copy()))
     monkeypatch.setattr(td3.ReplayBuffer, "sample", watched_sample)
     run = new_run(module, **TINY, n_step=3, eval_frequency=60)
     module.train(run.args, run, update=watched_update)
     assert len(normalised) == 172 and len(acted) == 111
     for (raw, steps), batch in zip(sampled, normalised, strict=True):
-        before = np.concatenate(acted[:steps]).astype(np.float64)
+        seen = np.concatenate(acted[:steps]).astype(np.float64)
         for name in ("obs", "next_obs"):
-            expected = (raw[name] - before.mean(axis=0)) / np.sqrt(before.var(axis=0) + 1e-8)
+            expected = (raw[name] - seen.mean(axis=0)) / np.sqrt(seen.var(axis=0) + 1e-8)
             np.testing.assert_allclose(batch[name], expected.clip(-10, 10), rtol=1e-4, atol=1e-5)
     moments, all_acted = run.agent.obs_moments, np.concatenate(acted)
     assert moments.count == 222
@@ -96,15 +90,3 @@ def test_critics_alone_have_layer_norm_before_each_relu(module):
         pairs = (obs, actions) if module is td3 else (torch.tensor(x),)
         found = critic(*pairs).detach().numpy().reshape(7, 1)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_evaluations_leave_the_statistics_and_load_has_them(module):
-    run = train(module, **TINY)
-    before = run.hash()
-    run.finish()
-    assert run.hash() == before
-    policy, envs = load(run.folder)
-    envs.close()
-    obs = np.random.default_rng(0).normal(size=(7, *run.obs_space.shape)).astype(np.float32)
-    expected = td3.evaluation_policy(run.agent, None, run.args)(obs)
-    np.testing.assert_allclose(policy(obs), expected, rtol=1e-6)

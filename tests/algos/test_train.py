@@ -5,8 +5,6 @@ whose rewards are known, while spies look on; what they saw is compared with num
 hand.
 """
 
-import random
-
 import a2c
 import dqn
 import dqn_prioritised
@@ -134,7 +132,7 @@ def test_what_the_buffer_holds_is_what_single_environments_do(monkeypatch, scrip
             row = {name: x[env] for name, x in rows[t].items() if name != "self"}
             np.testing.assert_array_equal(row["obs"], obs)
             assert row["rewards"] == np.float32(reward) and row["terminated"] == terminated
-            assert row.get("truncated", truncated) == truncated  # td3 keeps none
+            assert row["truncated"] == truncated
             np.testing.assert_array_equal(row["next_obs"], next_obs)
             if script is dqn and t + 1 < len(rows):
                 np.testing.assert_array_equal(row["following_obs"], by_hand[t + 1][0])
@@ -186,27 +184,13 @@ def test_a_checkpoint_ends_all_episodes(monkeypatch, script):
     env = gym.make(run.args.env_id)
     for t, row in enumerate(rows, start=1):
         time, length = row["obs"].T
-        if "truncated" in row:  # td3 keeps none
-            ended, terminated = time == length - 1, (time == length - 1) & (length > 3)
-            cut = ~terminated if t in (20, 40) else ended & (length != 4)
-            np.testing.assert_array_equal(row["terminated"], terminated)
-            np.testing.assert_array_equal(row["truncated"], cut)
+        ended, terminated = time == length - 1, (time == length - 1) & (length > 3)
+        cut = ~terminated if t in (20, 40) else ended & (length != 4)
+        np.testing.assert_array_equal(row["terminated"], terminated)
+        np.testing.assert_array_equal(row["truncated"], cut)
         if t in (1, 21):
             seeds = env_seeds(2, 1, 2 * (t - 1))
             np.testing.assert_array_equal(row["obs"], [env.reset(seed=s)[0] for s in seeds])
-
-
-def test_every_environment_and_every_stretch_has_seeds_of_its_own():
-    class Asked:
-        num_envs = 5
-
-        def reset(self, seed):
-            return seed
-
-    envs = Asked()
-    seeds = [seed for step in (0, 30, 60) for seed in ppo.reset(envs, 1, step)]
-    seeds += ppo.reset(envs, 1, 0, 1) + ppo.reset(envs, 2, 0)  # evaluation; another run
-    assert len(set(seeds)) == 25 and seeds[:5] == env_seeds(5, 1, 0)
 
 
 @pytest.mark.parametrize("env_id", ["Known-v0", "KnownBox-v0"])
@@ -285,12 +269,13 @@ def test_the_policy_and_the_value_are_clipped_by_the_annealed_coefficient(monkey
     assert {call["clip_coef"] for call in of_value} == {None}  # only when asked
 
 
-def test_dqn_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch):
-    samples = calls(monkeypatch, dqn.ReplayBuffer, "sample")
-    trained(dqn, gamma=0.7, n_step=3, gradient_steps=4)
-    assert len(samples) == 4 * 7  # from step 20 on
+@pytest.mark.parametrize("script, updates", [(dqn, 7), (td3, 60)], ids=["dqn", "td3"])
+def test_the_buffer_samples_what_it_was_told_as_often_as_it_was_told(monkeypatch, script, updates):
+    samples = calls(monkeypatch, script.ReplayBuffer, "sample")
+    run = trained(script, gamma=0.7, n_step=3, gradient_steps=4)
+    assert len(samples) == 4 * updates  # from step 20 on
     told = {(call["batch_size"], call["n_step"], call["gamma"]) for call in samples}
-    assert told == {(7, 3, 0.7)}
+    assert told == {(7, 3, 0.7)} and all(call["rng"] is run.rng for call in samples)
 
 
 @pytest.mark.parametrize("env_id, stack", [("Known-v0", 1), ("ALE/Pong-v5", 2)])
@@ -319,26 +304,24 @@ def test_the_noises_of_td3(monkeypatch):
     assert len(np.unique(first)) == 20 and first.min() < -0.7 and first.max() > 0.7
 
 
-def test_epsilon_follows_its_schedule(monkeypatch):
+@pytest.mark.parametrize(
+    "own, steps, schedule",
+    [
+        (dict(exploration_fraction=0.5, learning_starts=100), 400, lambda t: 0.9 - 0.8 * t / 200),
+        (dict(exploration_fraction=0.0, learning_starts=2), 16, lambda t: 0.1),
+        (dict(exploration_steps=8, learning_starts=0), 16, lambda t: 0.9 - 0.1 * t),
+    ],
+    ids=["fraction", "at-once", "steps"],
+)
+def test_epsilon_follows_its_schedule(monkeypatch, own, steps, schedule):
     acts = calls(monkeypatch, dqn.QNetwork, "act")
-    schedule = dict(start_e=0.9, end_e=0.1, exploration_fraction=0.5, learning_starts=100)
-    run = train(
-        dqn, hidden_sizes=(16, 16), total_timesteps=400, num_envs=2, log_frequency=1, **schedule
-    )
-    expected = [1.0 if t < 100 else max(0.9 - 0.8 * t / 200, 0.1) for t in range(0, 400, 2)]
-    assert [act["epsilon"] for act in acts] == pytest.approx(expected)
-    last = {t: max(0.9 - 0.8 * (t - 2) / 200, 0.1) for t in range(8, 401, 8)}  # of each iteration
+    sizes = dict(hidden_sizes=(16, 16), num_envs=2, log_frequency=1, total_timesteps=steps)
+    run = train(dqn, start_e=0.9, end_e=0.1, **sizes, **own)
+    by_hand = {t: max(schedule(t), 0.1) for t in range(0, steps, 2)}
+    acted = [1.0 if t < own["learning_starts"] else epsilon for t, epsilon in by_hand.items()]
+    assert [act["epsilon"] for act in acts] == pytest.approx(acted)
+    last = {t: by_hand[t - 2] for t in range(8, steps + 1, 8)}  # of each iteration
     assert curves(run)["charts/epsilon"] == pytest.approx(last)
-    acts.clear()
-    at_once = dict(start_e=0.9, end_e=0.1, exploration_fraction=0.0, learning_starts=2)
-    train(dqn, hidden_sizes=(16, 16), exp_name="at-once", total_timesteps=16, num_envs=2, **at_once)
-    assert [act["epsilon"] for act in acts] == pytest.approx([1.0] + 7 * [0.1])
-    acts.clear()
-    in_steps = dict(start_e=0.9, end_e=0.1, exploration_steps=8, learning_starts=0)
-    train(
-        dqn, hidden_sizes=(16, 16), exp_name="in-steps", total_timesteps=16, num_envs=2, **in_steps
-    )
-    assert [act["epsilon"] for act in acts] == pytest.approx([0.9, 0.7, 0.5, 0.3] + 4 * [0.1])
 
 
 def test_the_target_network_takes_its_share_of_the_online_one_when_it_is_due(monkeypatch):
@@ -377,26 +360,21 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("script, settings, expected", OPTIMIZERS)
-def test_the_optimizers_are_made_as_told(monkeypatch, script, settings, expected):
-    starts = calls(monkeypatch, script.Run, "start")
+def test_the_optimizers_are_made_as_told(script, settings, expected):
     settings = settings if script is td3 else {"anneal_lr": False, **settings}
-    agent = trained(script, learning_rate=3e-3, **settings).agent
-    (parts,) = starts
-    modules = {"optimizer": agent}
+    run = trained(script, learning_rate=3e-3, **settings)
+    modules = {"optimizer": run.agent}
     if script is td3:
-        modules = {"actor_optimizer": agent.actor, "critic_optimizer": agent.critics}
-    assert {name for name in parts if "optimizer" in name} == set(expected)
+        modules = {"actor_optimizer": run.agent.actor, "critic_optimizer": run.agent.critics}
+    assert {name for name in run.parts if "optimizer" in name} == set(expected)
     for name, (kind, values) in expected.items():
-        optimizer = parts[name]
-        assert type(optimizer) is kind
+        assert type(run.parts[name]) is kind
         values = {"lr": 3e-3, **values}
         if kind is torch.optim.Adam:
             values |= {"betas": (0.9, 0.999), "weight_decay": 0, "fused": True}
-        (group,) = optimizer.param_groups
+        (group,) = run.parts[name].param_groups
         assert {key: group[key] for key in values} == values
-        learned = list(modules[name].parameters())
-        assert len(group["params"]) == len(learned)
-        assert all(p is q for p, q in zip(group["params"], learned, strict=True))
+        assert [*map(id, group["params"])] == [*map(id, modules[name].parameters())]
 
 
 @pytest.mark.parametrize("settings", [{}, {"anneal_lr": False}])
@@ -492,28 +470,18 @@ def test_evaluations_act_by_the_mean_within_the_bounds(script):
     np.testing.assert_allclose(actions, 505 + 495 * mean.clip(-1, 1), rtol=1e-3)
 
 
-def test_an_evaluation_has_random_streams_of_its_own():
+def test_an_evaluation_has_a_generator_of_its_own():
     draws = []
 
     def evaluation_policy(agent, rng, args):
-        def act(obs):
-            draws.append(rng.integers(2**60))
-            random.random(), np.random.random()
-            return rng.integers(2, size=len(obs))
-
-        return act
+        return lambda obs: draws.append(rng.integers(2**60)) or rng.integers(2, size=len(obs))
 
     run = small(ppo)
     run.start(agent=run.agent)
     run.evaluation_policy = evaluation_policy
-
-    def states():
-        of_numpy = np.random.get_state()
-        return run.rng.bit_generator.state, random.getstate(), of_numpy[1].tolist(), of_numpy[2:]
-
-    before = states()
-    first, second = run.evaluate(), run.evaluate()
-    assert states() == before and first.tolist() == second.tolist()
+    before = run.rng.bit_generator.state
+    assert run.evaluate().tolist() == run.evaluate().tolist()
+    assert run.rng.bit_generator.state == before
     half = len(draws) // 2
     assert draws[:half] == draws[half:]
     assert draws[0] != run.rng.integers(2**60)

@@ -14,31 +14,26 @@ QUICK += "--gradient-steps 1 --hidden-sizes 16 16 --n-step 3 --eval-episodes 3 "
 ON_POLICY = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 3 "
 IMAGES = "--num-envs 4 --num-steps 16 --total-timesteps 192 --checkpoint-frequency 64 "
 IMAGES += "--update-epochs 2 --torch-threads 1 --eval-episodes 2 "
-CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 50 --batch-size 16 "
-CONTINUOUS += "--buffer-size 200 --hidden-sizes 16 16 --checkpoint-frequency 100 --eval-episodes 3 "
+CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 210 --learning-starts 50 --batch-size 16 "
+CONTINUOUS += "--buffer-size 100 --hidden-sizes 16 16 --checkpoint-frequency 70 --eval-episodes 3 "
 WORLDS = (
     "--env-id tasks:MultiCartPole --num-agents 2 --num-envs 6 --num-steps 32 --num-minibatches "
 )
-WORLDS += "2 --total-timesteps 1920 --checkpoint-frequency 576 --eval-episodes 4 --norm-obs "
+WORLDS += "2 --total-timesteps 1152 --checkpoint-frequency 384 --eval-episodes 4 --norm-obs "
 RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
     f"dqn_her {QUICK} --n-step 1 --double --n-atoms 5 --num-envs 2",
     f"dqn_mask {QUICK} --double --dueling --num-envs 2",
-    f"dqn_prioritised {QUICK} --batch-size 101",
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
-    f"dqn_quantile {QUICK} --batch-size 101",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
-    f"dqn_quantile {QUICK} --n-atoms 1 --kappa 0.5",
-    f"ppo_dict {IMAGES}",
     f"ppo_dict {IMAGES} --env-id test_ppo_dict:ArmCamera-v0 --norm-obs --norm-reward",
     f"ppo_hybrid {ON_POLICY} --norm-obs",
     f"ppo_imitation {ON_POLICY} --demonstrations expert.npz --imitation-steps 1024",
-    f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward",
+    f"ppo_lstm {ON_POLICY} --env-id tasks:Recall-v0 --num-minibatches 2 --norm-obs --norm-reward "
+    "--update-epochs 2",
     f"ppo_mask {ON_POLICY} --ent-coef 0.01",
-    f"ppo_multi {WORLDS} --norm-reward --num-policies 1",
     f"ppo_multi {WORLDS} --norm-reward --num-policies 2",
     f"ppo_multidiscrete {ON_POLICY} --autoregressive",
     f"ppo_network {ON_POLICY} --batch-norm",
-    f"ppo_pqn {ON_POLICY} --num-envs 4 --num-steps 16",
     f"ppo_pqn {ON_POLICY} --norm-obs --norm-reward --no-layer-norm --num-steps 30 "
     "--num-minibatches 3",
     "ppo_pqn --env-id environments:Colour-v0 --num-envs 4 --num-steps 16 --total-timesteps 192 "
@@ -55,6 +50,7 @@ CURVES = {  # of a variant's own
     "dqn_her": "charts/success_rate",
     "td3_sac": "losses/qf1_loss losses/qf2_loss losses/qf1_values losses/actor_loss losses/alpha "
     "losses/entropy",
+    "ppo_pqn": "losses/td_loss losses/q_values losses/values charts/epsilon",
     "ppo_rnd": "charts/bonus losses/prediction_error losses/bonus_value_loss",
 }
 
@@ -101,7 +97,6 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --exploration-steps 500": "no effect with actors",
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
-    "ppo_dict --env-id environments:Colour-v0": "must be a Dict or Tuple of images and vectors",
     "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple of images and vectors",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --imitation-coef 0 --imitation-steps 9": "imitation_steps=9 has no effect with",

@@ -8,6 +8,7 @@ import dqn
 import gymnasium as gym
 import numpy as np
 import ppo
+import ppo_network
 import pytest
 import td3
 import torch
@@ -52,7 +53,7 @@ def same_padding(x, size, stride):
     return np.pad(x, [(0, 0), *sides, (0, 0)])
 
 
-def forward(layers, activation, kernels, biases, x):
+def forward(layers, kernels, biases, x):
     """Layers in NumPy, channels last: (name,) is dense, (name, stride, padding) a convolution."""
     for i, (name, *settings) in enumerate(layers):
         if settings:
@@ -63,7 +64,7 @@ def forward(layers, activation, kernels, biases, x):
             x = np.tensordot(windows, kernels[name], axes=([4, 5, 3], [0, 1, 2])) + biases[name]
         else:
             x = x.reshape(len(x), -1) @ kernels[name] + biases[name]
-        x = activation(x) if i + 1 < len(layers) else x
+        x = relu(x) if i + 1 < len(layers) else x
     return x.reshape(len(x), -1)
 
 
@@ -71,37 +72,31 @@ def relu(x):
     return np.maximum(x, 0)
 
 
-def images(shape):
-    return gym.spaces.Box(0, 255, shape, np.uint8)
-
-
+WIDE, SQUARE = (gym.spaces.Box(0, 255, (4, n, 84), np.uint8) for n in (52, 84))
 ACTIONS = gym.spaces.Discrete(3)
 NATURE = [("trunk.0", 4, "valid"), ("trunk.2", 2, "valid"), ("trunk.4", 1, "valid")]
-NETWORKS = {  # what makes it, shape of the observation, layers, which of them flattens what
-    "ppo, vectors": (
-        lambda shape: ppo.Agent(ppo.Args(hidden_size=11), gym.spaces.Box(-1, 1, shape), ACTIONS),
-        (7,), [("actor.0",), ("actor.2",), ("actor.4",)], np.tanh, None, None,
+RLLIB = [("trunk.1", 4, "same"), ("trunk.4", 2, "same"), ("trunk.6", 1, "valid")]
+NETWORKS = {  # what makes it, for which images, layers, which of them flattens (64, 3, 7)
+    "ppo": (
+        lambda space: ppo.Agent(ppo.Args(), space, ACTIONS),
+        WIDE, [*NATURE, ("trunk.7",), ("actor",)], "trunk.7",
     ),
-    "ppo, images": (
-        lambda shape: ppo.Agent(ppo.Args(), images(shape), ACTIONS),
-        (4, 52, 84), [*NATURE, ("trunk.7",), ("actor",)], relu, "trunk.7", (64, 3, 7),
+    "dqn": (
+        lambda space: dqn.QNetwork(dqn.Args(), space, 3),
+        WIDE, [*NATURE, ("q_head.0",), ("q_head.2",)], "q_head.0",
     ),
-    "dqn, images": (
-        lambda shape: dqn.QNetwork(dqn.Args(), images(shape), 3),
-        (4, 52, 84), [*NATURE, ("q_head.0",), ("q_head.2",)], relu, "q_head.0", (64, 3, 7),
+    "ppo_network": (
+        lambda space: ppo_network.Agent(ppo_network.Args(), space, ACTIONS),
+        SQUARE, [*RLLIB, ("actor.0", 1, "valid")], None,
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "make, shape, layers, activation, flat, pixels", NETWORKS.values(), ids=NETWORKS.keys()
-)
-def test_a_network_travels_to_other_frameworks_and_back(
-    make, shape, layers, activation, flat, pixels
-):
-    code = code_of_the_page()
+@pytest.mark.parametrize("make, space, layers, flat", NETWORKS.values(), ids=NETWORKS.keys())
+def test_a_network_travels_to_other_frameworks_and_back(make, space, layers, flat):
+    code, pixels = code_of_the_page(), (64, 3, 7)
     torch.manual_seed(0)
-    agent = make(shape)
+    agent = make(space)
     with torch.no_grad():  # biases of 0 would hide their loss
         for p in agent.parameters():
             p.add_(0.1 * torch.randn(p.shape))
@@ -113,15 +108,11 @@ def test_a_network_travels_to_other_frameworks_and_back(
         )
         biases[name] = weights[f"{name}.bias"]
 
-    obs = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
-    if len(shape) == 1:
-        obs = obs / 255
+    obs = torch.randint(0, 256, (5, *space.shape), dtype=torch.uint8)
     with torch.no_grad():
         expected = agent(obs)
-    x = obs.numpy()
-    if len(shape) == 3:
-        x = np.moveaxis(x, 1, 3).astype(np.float32) / 255
-    logits = forward(layers, activation, kernels, biases, x)
+    x = np.moveaxis(obs.numpy(), 1, 3).astype(np.float32) / 255
+    logits = forward(layers, kernels, biases, x)
     scale = expected.abs().max().item()
     np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5 * scale)
 
