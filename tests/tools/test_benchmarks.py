@@ -25,7 +25,7 @@ eval_episodes = 2
 def house(tmp_path):
     """A copy of the repository's scripts with a small config and no results."""
     for name in ("algos", "benchmarks"):
-        ignored = shutil.ignore_patterns("results", "__pycache__")
+        ignored = shutil.ignore_patterns("results")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "benchmarks" / "tiny.toml").write_text(TINY)
@@ -119,17 +119,17 @@ def test_a_campaign_killed_twice_ends_as_one_that_was_not(house, campaign):
     assert (house / "benchmarks" / "results" / "curves.png").stat().st_size > 10_000
 
 
-def test_a_killed_run_is_reported_and_resumed_by_the_next_campaign(house, campaign):
+def test_a_killed_run_is_reported_and_resumed_by_the_next_campaign(house, campaign, tool):
     """By the command that a dry run prints."""
     flags = ["--algos", "ppo", "--seeds", "1"]
-    code, printed, _ = ended(campaign(*flags, "--dry-run"))
-    assert code == 0 and not (house / "runs").exists()
+    dry = tool(run, "benchmarks/tiny.toml", *flags, "--dry-run")
+    assert dry.status == 0 and not (house / "runs").exists()
     process = campaign(*flags)
     wait_for(lambda: checkpoints(house))
     os.kill(runs_alive(house)[0], signal.SIGKILL)
     code, out, _ = ended(process)
     assert code == 1 and "0 of 1 runs are finished, 1 failed" in out
-    assert f"starts  {printed}" in out
+    assert f"starts  python algos/ppo.py{dry.out.split('ppo.py')[1]}" in out
     assert "FAILED   ppo, CartPole-v1, seed 1: exit status -9" in out
     code, out, _ = ended(campaign(*flags))
     assert code == 0 and "resumes  python algos/ppo.py --resume runs/tiny/ppo/" in out
