@@ -510,3 +510,44 @@ def test_an_optimizer_and_a_part_for_dqn():
     dqn.train(run.args, run, optimizer=optimizer, parts=parts)
     assert run.parts["optimizer"] is optimizer and run.parts["mine"] is parts["mine"]
     assert run.hash() != before
+
+
+SAMPLE = "def sample(self, outputs, rng, greedy=False):  # outputs of `policy` -> actions\n"
+LOG_PROB = "        return gaussian_log_prob_and_entropy(outputs, self.log_std, actions)\n"
+NOISY = "        return outputs + self.log_std.exp() * noise\n"
+
+
+def test_a_deviation_that_depends_on_the_state(edited):
+    """By the formula of the script, which takes one for each state."""
+    log_prob = """        mean, log_std = outputs.chunk(2, dim=1)
+        return gaussian_log_prob_and_entropy(mean, log_std, actions)
+"""
+    sizes = "self.make_networks(args, obs_space.shape, num_outputs)"
+    parameter = "self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))\n"
+    module = edited(
+        "ppo",
+        (sizes, sizes.replace("num_outputs", "2 * num_outputs")),
+        (parameter, "pass\n"),
+        (SAMPLE, SAMPLE + "        outputs, log_std = outputs.chunk(2, dim=1)\n"),
+        (NOISY, NOISY.replace("self.log_std", "log_std")),
+        (LOG_PROB, log_prob),
+    )
+    run = trained(module, env_id="Pendulum-v1")
+    assert_evaluations_repeat(run)
+    last = network(run)[-1]
+    changes = last.weight.detach().numpy() - run.first["actor.4.weight"]
+    assert (np.abs(changes) > 1e-6).mean(axis=1).min() > 0.9  # rows: of the mean, of its deviation
+    with torch.no_grad():
+        last.weight[1].normal_(0, 0.5, generator=torch.Generator().manual_seed(0))
+        obs = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 4.0]])
+        means, log_stds = run.agent(obs).T
+    stds = log_stds.exp().numpy()
+    assert abs(stds[0] / stds[1] - 1) > 0.1
+    rng = np.random.default_rng(0)
+    actions = run.agent.act(obs.numpy().repeat(20_000, axis=0), rng).reshape(2, -1)
+    np.testing.assert_allclose(actions.std(axis=1), stds, rtol=0.03)
+    batch = {"obs": obs, "actions": torch.tensor([[0.3], [0.3]])}
+    expected = -0.5 * ((0.3 - means) / log_stds.exp()) ** 2 - log_stds - 0.5 * math.log(2 * math.pi)
+    log_probs, entropies, _ = run.agent.evaluate_actions(batch)
+    torch.testing.assert_close(log_probs, expected)
+    torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
