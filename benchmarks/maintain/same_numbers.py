@@ -4,10 +4,11 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
 
-Today's tables of benchmarks/*.toml, without those that need mpe2, demonstrations or Ray, the
-defaults of the four scripts, and a few commands for what no table uses run for a few thousand
-steps, with checkpoints on the way. With --record, tables with equal hashes go into
-results/same-numbers.json: report.py then lets seeds of the one script join a cell of the other.
+Today's tables of benchmarks/*.toml, without those that need demonstrations, Ray or a package that
+not everybody has, the defaults of the four scripts, and a few commands for what no table uses run
+for a few thousand steps, with checkpoints on the way. With --record, tables with equal hashes go
+into results/same-numbers.json: report.py then lets seeds of the one script join a cell of the
+other.
 Exit status: 0 if every hash is the same, 1 if not.
 """
 
@@ -39,6 +40,7 @@ IMAGES = {
     "dqn": "--total-timesteps 1200 --checkpoint-frequency 500 --learning-starts 400"
     " --buffer-size 800",
 }
+FOREIGN = "mpe2", "panda_gym", "gymnasium_robotics"
 EVERY = "--torch-threads 1 --eval-episodes 2"  # one for each agent of ppo_multi
 MORE = {
     "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",
@@ -63,9 +65,8 @@ def commands(only: list[str]) -> dict[str, str]:
     found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
         for table, settings in report.read_toml(path).items():
-            # without what not everybody has: mpe2, files of demonstrations, Ray
-            is_mpe = settings["env_id"].startswith("mpe2")
-            if is_mpe or "demonstrations" in settings or table == "dqn_apex":
+            is_foreign = settings["env_id"].startswith(FOREIGN)
+            if is_foreign or "demonstrations" in settings or table == "dqn_apex":
                 continue
             script = table.split("-")[0]
             parent = script.split("_")[0]  # of a variant
