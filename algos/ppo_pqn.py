@@ -30,6 +30,7 @@ from torch import nn
 @dataclass
 class Args(ppo.RunArgs):
     learning_rate: float = 2e-3  # RAdam's step size, at the start.
+    gamma: float = 0.99  # Discount factor.
     gae_lambda: float = 0.65  # Of the lambda-returns; 0: one reward and V, 1: all rewards.
     num_minibatches: int = 4  # Minibatches in one epoch.
     update_epochs: int = 4  # Passes over each rollout.
@@ -38,7 +39,7 @@ class Args(ppo.RunArgs):
     activation: Literal["tanh", "relu"] = "relu"  # After each of those layers.
     layer_norm: bool = True  # Normalises what each hidden layer gives out, before its activation.
     start_e: float = 1.0  # Probability of a random action at the start.
-    end_e: float = 0.04  # Probability of a random action at the end of its linear schedule.
+    end_e: float = 0.1  # Probability of a random action at the end of its linear schedule.
     exploration_fraction: float = 0.5  # Length of that schedule, as a share of total_timesteps.
     # no flags: there is neither a ratio to clip, nor an entropy, nor a Gaussian
     norm_adv: ClassVar = False
