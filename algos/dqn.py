@@ -56,9 +56,9 @@ from tqdm import tqdm
 class Args:
     env_id: str = "CartPole-v1"  # Environment; `package.module:Id-v0` imports that module first.
     seed: int = 1  # Determines the run: same machine, same command, same seed, same weights.
-    total_timesteps: int = 40_000  # Training budget, summed over all environments [steps].
+    total_timesteps: int = 50_000  # Training budget, summed over all environments [steps].
     num_envs: int = 1  # Environments stepped side by side.
-    learning_rate: float = 2e-3  # Adam's step size, at the start.
+    learning_rate: float = 4e-3  # Adam's step size, at the start.
     anneal_lr: bool = True  # Lowers the learning rate linearly to 0.
     buffer_size: int = 100_000  # Transitions in the replay buffer, over all environments.
     gamma: float = 0.99  # Discount factor.
@@ -79,7 +79,7 @@ class Args:
     v_min: float = 0.0  # Return at the first atom.
     v_max: float = 100.0  # Return at the last atom.
     n_step: int = 10  # Rewards summed before the target network's value is added; the paper has 1.
-    loss: Literal["huber", "mse"] = "huber"  # Of the TD error; with atoms always cross-entropy.
+    loss: Literal["huber", "mse"] = "mse"  # Of the TD error; with atoms always cross-entropy.
     max_grad_norm: float = 10.0  # Largest norm of the gradient of all parameters; inf: no limit.
     adam_eps: float = 1e-8  # Adam's epsilon.
     clip_reward: bool = False  # Learns from the sign of the reward; logged returns are not clipped.
