@@ -13,8 +13,8 @@ Deliberate differences from the papers:
 - every stored step can be sampled, the newest with as many rewards as there are so far;
 - Adam, its learning rate falling to 0, and a gradient whose norm is clipped, in C51 as well; a
   dueling network's gradient is not scaled down before it enters the trunk;
-- by default ten-step returns, uncorrected for older policies' actions (the paper: --n-step 1);
-- by default the target network moves a little each time (--tau 1 copies it, as the papers do).
+- by default the squared error (--loss huber), ten-step returns, uncorrected for older policies'
+  actions (--n-step 1), and a target network that moves a little each time (--tau 1 copies it).
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Args:
     train_frequency: int = 8  # Steps between updates, summed over all environments.
     gradient_steps: int = 4  # Gradient steps of an update, each on a new minibatch.
     batch_size: int = 128  # Transitions in a minibatch.
-    target_network_frequency: int = 8  # Steps between updates of the target network.
+    target_network_frequency: int = 8  # Steps between target updates; at least train_frequency.
     tau: float = 0.02  # Share of the online network that the target takes over; 1 copies it.
     start_e: float = 1.0  # Probability of a random action at the start.
     end_e: float = 0.1  # Probability of a random action at the end of its linear schedule.
@@ -118,8 +118,8 @@ class Args:
 
 def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, parts=None):
     """Act, store, learn, repeat. `run` has Q-network, environments and a generator: see Run.
-    What follows it a variant may bring, such as dqn_prioritised.py: a buffer or losses of its own,
-    and `parts`, which checkpoints keep by name.
+    The rest is for variants, such as dqn_prioritised.py: a buffer or losses of its own, and
+    `parts`, which checkpoints keep by name.
     """
     q_network = run.agent
     target_q_network = copy.deepcopy(q_network).eval()
@@ -162,7 +162,7 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
                 run.log(update(q_network, target_q_network, optimizer, batch, args, losses_of))
-        # whenever one of these steps was, or passed, a multiple of the frequency
+        # if a multiple of the frequency lies among these steps
         if step // args.target_network_frequency > before // args.target_network_frequency:
             polyak(target_q_network, q_network, args.tau)
         learning_rate = optimizer.param_groups[0]["lr"]
@@ -182,9 +182,9 @@ def update(q_network, target_q_network, optimizer, batch, args, losses_of):
 
 
 def dqn_losses(q_network, target_q_network, batch, args):
-    """Of each row the loss and the size of the TD error, (batch,), and scalars by name.
+    """The loss and the size of the TD error of each row, (batch,) both, and scalars by name.
 
-    batch: see ReplayBuffer.sample. A scalar q_spread tells how far Q differs from state to state.
+    batch: see ReplayBuffer.sample. A scalar q_spread tells how much Q differs from state to state.
     """
     with torch.no_grad():  # the target is a constant: Q(s, a) moves towards it, not it to Q(s, a)
         next_q = target_q_network(batch["next_obs"])  # (batch, actions)
@@ -276,7 +276,7 @@ class ReplayBuffer:
     """The last `capacity` steps, of `num_envs` environments side by side; the oldest are replaced.
 
     Each observation is kept once: a step's successor is the next step's observation, but the true
-    last observation of a truncated episode is kept apart. Of stacks of frames see FrameStacks.
+    last observation of a truncated episode is kept apart. For stacks of frames see FrameStacks.
     """
 
     def __init__(self, capacity: int, num_envs: int, obs_space, stack: int = 1):
