@@ -59,10 +59,3 @@ def test_acting_and_learning_round_alike():
     learned, _, _ = agent.evaluate_actions(batch)  # with gradients, as in a loss
     expected = torch.log_softmax(acted, dim=1)[:, 0]
     np.testing.assert_allclose(learned.detach().numpy(), expected.numpy(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("script", [ppo, a2c, dqn], ids=["ppo", "a2c", "dqn"])
-def test_it_is_for_images(script, failure):
-    vectors = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    said = failure(script.make_agent, script.RunArgs(bf16=True), vectors, ACTIONS)
-    assert "bf16 is for images" in said

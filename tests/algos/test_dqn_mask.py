@@ -129,15 +129,9 @@ def test_where_all_actions_are_valid_it_is_dqn(env_id, switches):
     assert masked.evaluate().tolist() == plain.evaluate()[:3].tolist()
 
 
-def test_a_run_takes_valid_actions():
-    """An evaluation, too: the environment raises where one is not."""
-    settings = dict(env_id="Strict-v0", double=True, dueling=True, n_step=2)
-    train(dqn_mask, **SHORT | settings).evaluate()
-
-
 @pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[-1]])
 def test_a_last_observation_may_have_no_valid_action_and_no_numbers(switches):
-    """Returns of 3 rewards; the loss of a run is finite, or `Run` would end it."""
+    """An invalid one would raise; the loss of a run is finite, or `Run` would end it."""
     run = train(dqn_mask, **SHORT | switches | dict(env_id="Ends-v0"))
     assert all(torch.isfinite(p).all() for p in run.agent.parameters())
     assert run.evaluate().tolist() == [3, 3, 3]

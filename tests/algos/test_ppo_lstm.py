@@ -52,18 +52,6 @@ def test_weights_start_orthogonal_and_biases_at_zero():
     assert (lstm.bias_ih == 0).all() and (lstm.bias_hh == 0).all()
 
 
-def test_unroll_equals_torchs_lstm_on_each_episode_alone():
-    _, agent = make_agent(Discrete(2))
-    lstm, state = torch_lstm(agent), torch.randn(B, 2 * H)
-    features, ended = torch.randn(T, B, F), torch.rand(T, B) < 0.25
-    assert ended[:-1].any(dim=0).all()  # in each environment
-    outputs = agent.unroll(features, state, ended)
-    assert outputs.shape == (T, B, H)
-    for env, start, stop in episodes(ended.numpy()):
-        expected, _ = run_alone(lstm, state, features, env, start, stop)
-        torch.testing.assert_close(outputs[start:stop, env], expected, rtol=0, atol=1e-6)
-
-
 def play(args, agent, rng):
     """A rollout by random observations, ends of both kinds among them; log pi(a) when acting."""
     state = rng.normal(size=(args.num_envs, 2 * H)).astype(np.float32)

@@ -206,7 +206,10 @@ def test_arguments_of_an_environment_are_kept(command):
 
 IMAGES = "--env-id environments:Colour-v0"
 PONG = "--env-id ALE/Pong-v5 --torch-threads 1"
-NO_EFFECT = {  # what is typed, and why it is refused; of --bf16 see test_bf16.py
+NO_EFFECT = {  # what is typed, and why it is refused
+    "ppo --bf16": "bf16 is for images",
+    "a2c --bf16": "bf16 is for images",
+    "dqn --bf16": "bf16 is for images",
     "ppo --log-std-init 0.5": "log_std_init=0.5 has no effect with discrete actions",
     f"ppo {IMAGES} --hidden-size 32": "hidden_size=32 has no effect with images",
     f"dqn {IMAGES} --hidden-sizes 8 8": "hidden_sizes=(8, 8) has no effect with images",

@@ -22,10 +22,6 @@ def arguments(env_id, **settings):
     return ppo.RunArgs(env_id=env_id, torch_threads=1, **settings)
 
 
-def images(*shape):
-    return gym.spaces.Box(0, 255, shape, np.uint8)
-
-
 def test_after_a_checkpoint_infos_are_those_of_the_reset():
     sizes = dict(num_envs=2, num_steps=3, checkpoint_frequency=6, total_timesteps=12)
     run = new_run(ppo, env_id="environments:Chatty-v0", **sizes)
@@ -36,17 +32,6 @@ def test_after_a_checkpoint_infos_are_those_of_the_reset():
         times.append(run.infos[1]["time"])
     assert times == [0, 1, 2, 0]  # the third step ends with new environments
     assert run.next_infos[1]["time"] == 3
-
-
-@pytest.mark.parametrize("height, width", [(36, 36), (37, 97)])
-def test_the_cnn_takes_images_of_any_size(height, width):
-    agent = ppo.Agent(ppo.Args(), images(3, height, width), gym.spaces.Discrete(5))
-    obs = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8)
-    features = agent.features(obs)
-    by_hand = agent.trunk(obs.float() / 255)
-    torch.testing.assert_close(features, by_hand)
-    torch.testing.assert_close(agent(obs), agent.actor(by_hand))
-    assert agent(obs).shape == (2, 5) and agent.value(features).shape == (2,)
 
 
 def test_dict_observations_are_flattened():

@@ -174,23 +174,6 @@ def test_the_hash_of_a_variant_covers_what_it_builds_on():
         assert found == hashlib.sha256(code).hexdigest()
 
 
-def test_a_death_on_the_last_step_of_a_time_limit_is_a_death(name, monkeypatch):
-    buffers, module = [], importlib.import_module(name)
-    kind = module.ReplayBuffer if hasattr(module, "ReplayBuffer") else module.RolloutBuffer
-    add = kind.add
-    monkeypatch.setattr(
-        kind, "add", lambda b, *row, **step: (buffers.append(b), add(b, *row, **step))
-    )
-    replay = {"buffer_size": 17, "learning_starts": 5, "batch_size": 3}
-    settings = {"num_steps": 13} if kind.__name__ == "RolloutBuffer" else replay
-    env = "DoomedBox" if name == "td3" else "Doomed"
-    train(module, env_id=f"environments:{env}-v0", total_timesteps=13, num_envs=1, **settings)
-    buffer = buffers[0]
-    found = {"td3": lambda: buffer.arrays["terminated"], "dqn": lambda: buffer.terminated}
-    found = found.get(name, lambda: buffer["terminated"])().reshape(-1)
-    assert np.flatnonzero(found[:13]).tolist() == [4, 9]  # its episodes are of five steps
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_what_a_run_leaves_behind(finished, name):
     (tmp_path, result), steps = finished(name), STEPS[name]

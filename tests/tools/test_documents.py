@@ -12,7 +12,6 @@ import re
 import runpy
 import shlex
 import sys
-import tomllib
 import types
 from dataclasses import fields
 from pathlib import Path
@@ -406,12 +405,6 @@ def test_the_citation_names_who_the_license_names():
     assert f"  - name: {holder[0].upper()}{holder[1:]}\n" in text
     version, date = re.search(r"^## (\S+) - (\S+)$", TEXTS["CHANGELOG.md"], re.MULTILINE).groups()
     assert f"\nversion: {version}\n" in text and f"\ndate-released: {date}\n" in text
-
-
-def test_the_sweep_of_the_readme_is_understood():
-    for table, settings in tomllib.loads(toml_of_the_readme()).items():
-        names = {field.name for field in fields(importlib.import_module(table.split("-")[0]).Args)}
-        assert settings.keys() <= names
 
 
 def changes() -> list[tuple[str, int, str, str]]:

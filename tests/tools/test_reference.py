@@ -32,6 +32,7 @@ def test_a_seed_has_the_curves_and_hyperparameters_of_its_run(command, tmp_path,
     assert [step for tag, step in sorted(own) if tag.startswith("charts")] == [200, 400, 600, 800]
     assert [step for tag, step in sorted(own) if tag.startswith("eval")] == [300, 600, 800]
     saved, row = hparams(run), hparams(folder)
+    assert saved.keys() == {"algo", *report.read_run(run)["args"]} and saved["seed"] == 7
     assert saved["hidden_sizes"] == "(16, 8)" and row["exp_name"] == "reference"
     assert row | {"exp_name": ""} == {k: v for k, v in saved.items() if k in row}
     assert {"algo", "seed", "learning_rate"} <= row.keys()
