@@ -100,15 +100,6 @@ class Global(Clock):
         return obs, random.random() + np.random.random(), terminated, truncated, info
 
 
-class Uneven(Clock):
-    """Episodes whose length the seed decides."""
-
-    def reset(self, *, seed=None, options=None):
-        result = super().reset(seed=seed)
-        self.length = int(self.np_random.integers(3, 30))
-        return result
-
-
 class Ending(Clock):
     """Ends after five steps; the second number of the last observation is `last`."""
 
@@ -351,7 +342,6 @@ for name, space in (("", None), ("Box", ONE)):
     register(f"Global{name}-v0", Global, kwargs={"space": space})
 register("Target-v0", Target)
 register("Mixed-v0", Mixed)
-register("Uneven-v0", Uneven)
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
 register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)

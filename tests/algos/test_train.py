@@ -2,19 +2,21 @@
 
 The formulas have tests of their own. Here every script trains for a few steps, in environments
 whose rewards are known, while spies look on; what they saw is compared with numbers worked out by
-hand.
+hand. The last tests ask whether it learns.
 """
 
 import a2c
 import dqn
 import dqn_prioritised
+import dqn_quantile
 import gymnasium as gym
 import numpy as np
 import ppo
+import ppo_pqn
 import pytest
 import td3
 import torch
-from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, train
+from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
 
 REWARDS = np.array([10.0, -5.0, 0.0])
@@ -254,6 +256,21 @@ def test_the_statistics_of_observations_move_after_the_update(monkeypatch, scrip
     np.testing.assert_allclose(moments.var.numpy(), acted_on.var(axis=0), rtol=1e-5)
 
 
+def test_the_first_ratio_of_every_update_is_one(monkeypatch):
+    """The old log-probabilities are of the actions, weights and statistics that acted."""
+    ratios, update, loss = [], ppo.update, ppo.clipped_policy_loss
+    monkeypatch.setattr(ppo, "update", lambda *a: (ratios.append([]), update(*a))[1])
+    monkeypatch.setattr(
+        ppo, "clipped_policy_loss", lambda r, *a: (ratios[-1].append(r.tolist()), loss(r, *a))[1]
+    )
+    settings = dict(env_id="Pendulum-v1", num_envs=2, num_steps=16, total_timesteps=96)
+    train(ppo, **settings, norm_obs=True, learning_rate=0.02)
+    assert len(ratios) == 3
+    for of_one_update in ratios:
+        assert of_one_update[0] == pytest.approx([0.0] * 32, abs=1e-5)
+        assert max(map(abs, of_one_update[-1])) > 0.1
+
+
 @pytest.mark.parametrize("settings", [{}, {"anneal_clip": False}])
 def test_the_policy_and_the_value_are_clipped_by_the_annealed_coefficient(monkeypatch, settings):
     of_policy = calls(monkeypatch, ppo, "clipped_policy_loss")
@@ -458,55 +475,21 @@ def test_evaluations_are_greedy_but_on_atari(script, env_id, greedy):
     assert np.array_equal(*seen) == greedy
 
 
-@pytest.mark.parametrize("script", [ppo, a2c, td3], ids=["ppo", "a2c", "td3"])
-def test_evaluations_act_by_the_mean_within_the_bounds(script):
-    args = script.RunArgs(env_id="KnownBox-v0")
-    agent = script.make_agent(args, KnownBox.observation_space, KnownBox.action_space)
-    obs = np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32)
-    actions = script.evaluation_policy(agent, np.random.default_rng(1), args)(obs)
-    with torch.no_grad():
-        mean = (agent.actor(torch.tensor(obs))).numpy()
-    np.testing.assert_allclose(actions, 505 + 495 * mean.clip(-1, 1), rtol=1e-3)
-
-
-def test_an_evaluation_has_a_generator_of_its_own():
-    draws = []
-
-    def evaluation_policy(agent, rng, args):
-        return lambda obs: draws.append(rng.integers(2**60)) or rng.integers(2, size=len(obs))
-
-    run = small(ppo)
-    run.start(agent=run.agent)
-    run.evaluation_policy = evaluation_policy
-    before = run.rng.bit_generator.state
-    assert run.evaluate().tolist() == run.evaluate().tolist()
-    assert run.rng.bit_generator.state == before
-    half = len(draws) // 2
-    assert draws[:half] == draws[half:]
-    assert draws[0] != run.rng.integers(2**60)
-
-
-def test_evaluations_have_environments_of_their_own(monkeypatch):
-    """In which a lost life ends no episode: see make_envs."""
-    run = small(ppo, eval_episodes=3)
-    made = calls(monkeypatch, run, "make_envs")
-    run.evaluate()
-    (call,) = made
-    assert call["num_envs"] == 3 and not call.get("training", True)
-
-
 @ALL
 def test_evaluations_come_when_they_are_due(monkeypatch, script):
+    """And count one whole episode of each environment."""
     steps = []
     before(monkeypatch, script.Run, "evaluate", lambda run: steps.append(run.step_count))
-    run = trained(script, eval_frequency=25, eval_episodes=3)
+    run = trained(script, eval_frequency=25, eval_episodes=7)
     # at the end of the iteration in which they are due; that at the end of the run is `finish`'s
     assert steps == ([26, 50, 76] if script is td3 else [30, 50])
     # the environments' returns are known, whatever is done: 5, 15 or 10
     env = gym.make(run.args.env_id)
-    lengths = [int(env.reset(seed=seed)[0][1]) for seed in env_seeds(3, 1, 0, 1)]
-    mean = np.mean([{3: 5.0, 4: 15.0, 5: 10.0}[length] for length in lengths])
-    assert curves(run)["eval/episodic_return"] == pytest.approx(dict.fromkeys(steps, mean))
+    lengths = [int(env.reset(seed=seed)[0][1]) for seed in env_seeds(7, 1, 0, 1)]
+    returns = [{3: 5.0, 4: 15.0, 5: 10.0}[length] for length in lengths]
+    expected = dict.fromkeys(steps, np.mean(returns))
+    assert curves(run)["eval/episodic_return"] == pytest.approx(expected)
+    assert run.evaluate().tolist() == returns
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -554,3 +537,23 @@ LEARNS = {
 def test_it_learns_which_action_is_right(script, settings):
     run = train(script, env_id="Matching-v0", eval_episodes=30, **settings)
     assert run.evaluate().mean() == 1
+
+
+SOLVED = [  # script, settings, least return
+    (ppo, {}, 475),
+    (dqn, {}, 475),
+    (dqn_quantile, {"seed": 11, "eval_episodes": 20}, 400),
+    (ppo_pqn, {"eval_episodes": 20}, 450),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script, settings, least", SOLVED)
+def test_cartpole_is_solved(script, settings, least):
+    assert train(script, **settings).evaluate().mean() >= least
+
+
+@pytest.mark.slow
+def test_a2c_solves_cartpole_in_half_the_default_budget():
+    run = stopped(new_run(a2c), a2c.train, after=99_999)  # of 200,000, with their schedule
+    assert run.step_count == 100_000 and run.evaluate().mean() >= 475

@@ -10,7 +10,6 @@ import numpy as np
 import ppo
 import ppo_network
 import pytest
-import td3
 import torch
 from conftest import ROOT, parse, train
 from numpy.lib.stride_tricks import sliding_window_view
@@ -138,11 +137,15 @@ def weights_and_observations(run):
     return weights, obs
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo of boxes", "td3"])
+KINDS = {"ppo": {"total_timesteps": 512}, "a2c of boxes": TINY["ppo"], "td3": TINY["td3"]}
+KINDS["ppo of boxes"] = TINY["ppo"] | {"activation": "relu"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_npz_alone_says_how_an_evaluation_acts(kind):
     """That load plays what an evaluation plays is tested in test_load.py."""
-    script = td3 if kind == "td3" else ppo
-    run = train(script, **{"total_timesteps": 512} if kind == "ppo" else TINY[kind[:3]])
+    script = importlib.import_module(kind.split()[0])
+    run = train(script, **KINDS[kind])
     weights, obs = weights_and_observations(run)
     if kind == "ppo":
         expected = mlp(weights, "actor", obs, np.tanh).argmax(axis=1)
@@ -151,11 +154,11 @@ def test_weights_npz_alone_says_how_an_evaluation_acts(kind):
     else:
         std = np.sqrt(weights["obs_moments.var"] + 1e-8)
         x = np.clip((obs - weights["obs_moments.mean"]) / std, -10, 10)
-        expected = mlp(weights, "actor", x, np.tanh)
+        expected = mlp(weights, "actor", x, relu if script is ppo else np.tanh)
     if kind != "ppo":
         low, high = weights["action_low"], weights["action_high"]
         expected = np.clip((low + high) / 2 + (high - low) / 2 * expected, low, high)
-    found = script.evaluation_policy(run.agent, None, run.args)(obs)
+    found = script.evaluation_policy(run.agent, np.random.default_rng(1), run.args)(obs)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 

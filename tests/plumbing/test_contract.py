@@ -17,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
-import torch
 from conftest import SCRIPTS, Result, curves, flags_of, new_run, only_run, stopped, train
 from gymnasium.spaces import Box
 from hypothesis import given, settings
@@ -247,20 +246,6 @@ def test_a_last_rollout_of_one_step_trains_and_resumes(name):
 
 
 # Environments in processes of their own.
-
-
-def test_async_envs_give_the_same_run_and_resume_exactly():
-    own = small("ppo", "") | dict(env_id="CartPole-v1", checkpoint_frequency=64, num_envs=4)
-    own |= dict(total_timesteps=320, eval_frequency=100)
-    plain = train(ppo, **own).hash()
-    run = train(ppo, **own, async_envs=True)
-    run.envs.close()
-    assert run.hash() == plain
-    cut = stopped(new_run(ppo, **own, async_envs=True), ppo.train, after=200)
-    assert torch.load(cut.folder / "checkpoint.pt", weights_only=True)["step"] in (192, 256)
-    run = train(ppo, **own, async_envs=True, resume=str(cut.folder))
-    run.envs.close()
-    assert run.hash() == plain
 
 
 @pytest.mark.slow

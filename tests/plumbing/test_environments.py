@@ -8,7 +8,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import env_seeds, new_run, only_run
+from conftest import calls, env_seeds, new_run, only_run
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 gym.register_envs(ale_py)
@@ -128,16 +128,11 @@ def test_atari_games_repeat_from_their_seed_on_any_number_of_threads():
 
 
 def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
-    settings = []
-    make_vec = gym.make_vec
-    monkeypatch.setattr(gym, "make_vec", lambda *a, **k: (settings.append(k), make_vec(*a, **k))[1])
-    args = arguments("ALE/Breakout-v5", episodic_life=True, sticky_actions=0.25)
-    ppo.make_envs(args, 2, training=False)
-    ppo.make_envs(args, 2, training=True)
-    assert [k["life_loss_info"] for k in settings] == [False, True]
-    assert all(
-        k["repeat_action_probability"] == 0.25 and not k["reward_clipping"] for k in settings
-    )
+    made = calls(monkeypatch, gym, "make_vec")
+    settings = dict(env_id="ALE/Breakout-v5", episodic_life=True, sticky_actions=0.25)
+    new_run(ppo, **settings, torch_threads=1, eval_max_steps=4).evaluate()
+    assert [call["life_loss_info"] for call in made] == [True, False]
+    assert all(x["repeat_action_probability"] == 0.25 and not x["reward_clipping"] for x in made)
 
 
 def test_an_evaluation_ends_where_episodes_do_not(capsys):

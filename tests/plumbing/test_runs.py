@@ -110,10 +110,11 @@ def test_an_evaluation_leaves_the_generators_that_all_share():
 
 
 def test_an_evaluation_leaves_the_generator_of_torch_and_does_not_depend_on_it(monkeypatch):
-    """An edited policy may draw from it."""
+    """And the same of the run's own: an edited policy may draw from both."""
 
     def sample(agent, outputs, rng, greedy=False):
-        return torch.distributions.Categorical(logits=outputs).sample()
+        drawn = torch.distributions.Categorical(logits=outputs).sample()
+        return (drawn + torch.as_tensor(rng.integers(2, size=len(drawn)))) % 2
 
     monkeypatch.setattr(ppo.Agent, "sample", sample)
     runs = [train(ppo, total_timesteps=512, eval_frequency=n, eval_episodes=5) for n in (0, 256)]
