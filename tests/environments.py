@@ -50,36 +50,16 @@ class Clock(gym.Env):
         return self.observe(), 1.0, terminated, over and not terminated, {}
 
 
-class Blind(Clock):
-    """The same, seen by nobody: under a time limit only V = 1 / (1 - gamma) is right everywhere."""
-
-    def observe(self):
-        return np.ones(1, np.float32)
-
-
-class Target(gym.Env):
-    """One step: the reward is minus the squared distance of the action to a corner of its box."""
-
-    observation_space = Box(-1, 1, (2,), np.float32)
-    action_space = Box(np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000]))
-    goal = np.array([2.0, 0.4, 200.0])
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        assert action in self.action_space, action
-        units = (action - self.goal) / (self.action_space.high - self.action_space.low)
-        return np.zeros(2, np.float32), -float((units**2).sum()), True, False, {}
-
-
 class Broken(Clock):
-    """Rewards whose squares, and even their sums, are too large for float32."""
+    """Rewards of 3e38, whose squares, and even their sums, are too large for float32; or others."""
+
+    def __init__(self, reward=3e38, space=None):
+        super().__init__(space=space)
+        self.reward = reward
 
     def step(self, action):  # which is NaN once td3's weights are
         obs, _, terminated, truncated, info = super().step(np.nan_to_num(action))
-        return obs, 3e38, terminated, truncated, info
+        return obs, self.reward, terminated, truncated, info
 
 
 class Mixed(Clock):
@@ -159,18 +139,6 @@ class Handles(Clock):
         return *super().step(action)[:4], said
 
 
-class Hanging(Clock):
-    """Its twentieth step takes for ever."""
-
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 20:
-            time.sleep(3611)
-        return super().step(action)
-
-
 class Mission(gym.Space):
     """Text that is made up, as MiniGrid's, of which gymnasium knows no vector."""
 
@@ -190,17 +158,6 @@ class Buggy(Clock):
     def __init__(self, size=3, **keywords):
         super().__init__(**keywords)
         self.table = [None + i for i in range(size)]
-
-
-class NoReward(Clock):
-    """A reward that is not a number, in the twentieth step of all."""
-
-    steps = 0
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        self.steps += 1
-        return obs, np.nan if self.steps == 20 else reward, terminated, truncated, info
 
 
 class Chatty(Clock):
@@ -331,17 +288,13 @@ def register(name, entry_point, **keywords):
 
 
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-register("Clock-v0", Clock)
+for kind in (Born, Buggy, Clock, Film, Handles, Mixed, Program):
+    register(f"{kind.__name__}-v0", kind)
+for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
+    for name, space in (("", THREE), ("Box", ONE)):
+        register(f"{kind.__name__}{name}-v0", kind, kwargs={"space": space})
 register("EndingClock-v0", Clock, kwargs={"terminates": True})
 register("Timeless-v0", Clock, kwargs={"length": np.inf})
-for name, space in (("", None), ("Box", ONE)):
-    doomed = {"terminates": True, "space": space}
-    register(f"Doomed{name}-v0", Clock, kwargs=doomed, max_episode_steps=5)
-    register(f"Blind{name}-v0", Blind, kwargs={"space": space})
-    register(f"Broken{name}-v0", Broken, kwargs={"space": space})
-    register(f"Global{name}-v0", Global, kwargs={"space": space})
-register("Target-v0", Target)
-register("Mixed-v0", Mixed)
 register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=13)
 PENDULUM = "gymnasium.envs.classic_control:PendulumEnv"
 register("ShortPendulum-v0", PENDULUM, max_episode_steps=13)
@@ -366,13 +319,6 @@ ACTIONS = {  # by name an action space that some script does not expect
 }
 for name, space in ACTIONS.items():
     register(f"{name}-v0", Clock, kwargs={"space": space})
-for name, space in (("", THREE), ("Box", ONE)):
-    register(f"Ending{name}-v0", Ending, kwargs={"space": space})
-    register(f"NoReward{name}-v0", NoReward, kwargs={"space": space})
-    register(f"Chatty{name}-v0", Chatty, kwargs={"space": space})
-    register(f"Loose{name}-v0", Loose, kwargs={"space": space})
-    register(f"Reused{name}-v0", Reused, kwargs={"space": space})
-    register(f"Failing{name}-v0", Failing, kwargs={"space": space})
 # actions that begin at -1, a last observation that is no number
 register("Odd-v0", Ending, kwargs={"last": np.nan, "space": ACTIONS["Int32Start"]})
 FILMS = {
@@ -383,10 +329,6 @@ FILMS = {
     "Colour": (37, 41, 3),
     "Square": (84, 84, 3),
 }
-register("Film-v0", Film)
-for kind in (Program, Born, Handles, Hanging):
-    register(f"{kind.__name__}-v0", kind)
-register("Buggy-v0", Buggy)
 for name, shape in FILMS.items():
     register(f"{name}-v0", Film, kwargs={"shape": shape})
 SPACES = {

@@ -22,8 +22,8 @@ class Told(gym.Env):
 
     observation_space = Box(0, 1, (2,), np.float32)
 
-    def __init__(self, space, first=0):
-        self.action_space, self.first = space, first
+    def __init__(self, space, first=0, last=(1, 2)):
+        self.action_space, self.first, self.last = space, first, np.array(last)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,7 +32,7 @@ class Told(gym.Env):
 
     def step(self, action):
         assert action in self.action_space, action
-        goal = self.first + np.array([1, 2]) * self.bit  # in each the first choice or the last one
+        goal = self.first + self.last * self.bit  # in each the first choice or the last one
         share = np.mean(np.array(action).ravel() == goal)
         return np.zeros(2, np.float32), float(share), True, False, {}
 
@@ -49,19 +49,14 @@ TOLD = {
 }  # fmt: skip
 
 
-class OneComponent(gym.ActionWrapper):
-    action_space = MultiDiscrete([2])
-
-    def __init__(self):
-        super().__init__(gym.make("CartPole-v1"))
-
-    def action(self, action):
-        return int(action[0])
+def one_component():
+    env = gym.make("CartPole-v1")
+    return gym.wrappers.TransformAction(env, lambda action: int(action[0]), MultiDiscrete([2]))
 
 
 for name, kwargs in TOLD.items():
     gym.register(f"{name}-v0", Told, kwargs=kwargs)
-gym.register("OneComponent-v0", OneComponent)
+gym.register("OneComponent-v0", one_component)
 
 
 def random_agent(space=OBS, **settings):

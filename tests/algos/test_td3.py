@@ -184,7 +184,7 @@ def test_an_update_to_a_step_of_which_every_third_moves_policy_and_targets(monke
     before(monkeypatch, td3, "update_critics", of_critics)
     before(monkeypatch, td3, "update_actor", of_actor)
     settings = dict(SMALL, total_timesteps=230, num_envs=num_envs, policy_frequency=3, tau=0.25)
-    train(td3, env_id="environments:Target-v0", **settings)
+    train(td3, env_id="Pendulum-v1", **settings)
     assert [due for *_, due in states] == [step % 3 == 0 for step in range(201, 231)]
     assert torch.equal(*states[0][:2])
     for (_, target, due), (after, target_after, _) in itertools.pairwise(states):

@@ -18,6 +18,7 @@ import td3
 import torch
 from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, stopped, train
 from gymnasium.spaces import Box, Discrete
+from test_ppo_multidiscrete import Told
 
 REWARDS = np.array([10.0, -5.0, 0.0])
 
@@ -50,23 +51,9 @@ class KnownBox(Known):
     action_space = Box(10, 1000, (1,), np.float32)
 
 
-class Matching(gym.Env):
-    """One step: reward 1 for the action that the observation shows."""
-
-    observation_space = Box(0, 1, (3,), np.float32)
-    action_space = Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.shown = int(self.np_random.integers(3))
-        return np.eye(3, dtype=np.float32)[self.shown], {}
-
-    def step(self, action):
-        return np.zeros(3, np.float32), float(action == self.shown), True, False, {}
-
-
-for environment in (Known, KnownBox, Matching):
+for environment in (Known, KnownBox):
     gym.register(f"{environment.__name__}-v0", environment)
+gym.register("ToldOfThree-v0", Told, kwargs={"space": Discrete(3), "last": [2]})
 
 SMALL = {
     ppo: dict(num_steps=5, num_minibatches=1, update_epochs=2, hidden_size=8),
@@ -535,7 +522,7 @@ LEARNS = {
 
 @pytest.mark.parametrize("script, settings", LEARNS.items(), ids=["ppo", "a2c", "dqn"])
 def test_it_learns_which_action_is_right(script, settings):
-    run = train(script, env_id="Matching-v0", eval_episodes=30, **settings)
+    run = train(script, env_id="ToldOfThree-v0", eval_episodes=30, **settings)
     assert run.evaluate().mean() == 1
 
 

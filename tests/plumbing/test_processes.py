@@ -97,7 +97,8 @@ def test_an_evaluation_closes_its_environments_when_it_fails():
 
 
 def test_who_gives_no_answer_is_named_and_ended():
-    run = new_run(ppo, **small("Hanging", async_envs=True, env_timeout=1.0))
+    slow = small("Failing", env_kwargs='{"seconds": 3611}', async_envs=True, env_timeout=1.0)
+    run = new_run(ppo, **slow)
     with pytest.raises(TimeoutError, match=r"environments \[0, 1\] gave no answer for 1 s"):
         ppo.train(run.args, run)
     workers = run.envs.processes
@@ -129,6 +130,6 @@ def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(asynchron
 
 def test_processes_are_no_forks_of_one_that_has_threads():
     """Which would hang in the first product of two matrices."""
-    run = new_run(ppo, **small("Blind", async_envs=True))
+    run = new_run(ppo, **small("Clock", async_envs=True))
     assert {type(worker).__name__ for worker in run.envs.processes} == {"ForkServerProcess"}
     run.close()

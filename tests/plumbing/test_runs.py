@@ -90,7 +90,7 @@ def finished(tmp_path_factory):
 def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
     """In an environment that is the same for every seed, so that it does not tell them apart."""
     module = importlib.import_module(name)
-    env = "BlindBox" if name == "td3" else "Clock"
+    env = "EndingBox" if name == "td3" else "Ending"
     settings = TINY[name] | dict(env_id=f"environments:{env}-v0", total_timesteps=128)
     for seed in (1, 2):
         np.savez(f"{seed}.npz", **new_run(module, **settings, seed=seed).arrays())
@@ -233,7 +233,7 @@ def test_a_terminal_sees_how_far_a_run_is_and_its_last_return(monkeypatch, capsy
         return tqdm(mininterval=0, **settings)
 
     monkeypatch.setattr(ppo, "tqdm", bar)
-    settings = dict(env_id="environments:Blind-v0", total_timesteps=512, log_frequency=64)
+    settings = dict(env_id="environments:Clock-v0", total_timesteps=512, log_frequency=64)
     train(ppo, **settings)
     error = capsys.readouterr().err
     assert "/512 [" in error and "steps/s, return 5.0" in error
