@@ -256,6 +256,11 @@ def hash_of_parameters(module) -> list:
     return [p.detach().numpy().tobytes() for p in module.parameters()]
 
 
+def vector(module):
+    """All its parameters as they are now, in one vector."""
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
 def hand_stepped(env_id, seed, actions):
     """One environment stepped by hand; yields the transition and what the next step begins with."""
     env = gym.make(env_id)

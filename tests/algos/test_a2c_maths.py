@@ -9,6 +9,7 @@ import numpy as np
 import ppo
 import pytest
 import torch
+from conftest import vector
 from torch import nn
 
 STEPS, ENVS, ACTIONS, OBS = 7, 5, 3, 2
@@ -42,10 +43,6 @@ def fill_buffer(script, agent, rng):
     return buffer
 
 
-def vector_of(agent):
-    return nn.utils.parameters_to_vector(agent.parameters()).detach().numpy()
-
-
 KINDS = [
     (DISCRETE, a2c.RMSpropTF, {"alpha": 0.99}),
     (DISCRETE, torch.optim.Adam, {}),
@@ -63,8 +60,8 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
         script: optimizer(agent.parameters(), lr=0.1, eps=1e-5, **keywords)
         for script, agent in agents.items()
     }
-    start = vector_of(agents[a2c])
-    np.testing.assert_array_equal(start, vector_of(agents[ppo]))
+    start = vector(agents[a2c])
+    np.testing.assert_array_equal(start, vector(agents[ppo]))
     for number in range(10):
         rng = np.random.default_rng(number)
         buffer = fill_buffer(a2c, agents[a2c], rng)
@@ -78,10 +75,8 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(actions, optimizer, keyword
         expected = ppo.update(agents[ppo], optimizers[ppo], batch, *settings)
         for name in ("losses/value_loss", "losses/entropy", "losses/explained_variance"):
             assert float(found[name]) == pytest.approx(expected[name])
-        np.testing.assert_allclose(
-            vector_of(agents[a2c]), vector_of(agents[ppo]), rtol=0, atol=1e-10
-        )
-    assert abs(vector_of(agents[a2c]) - start).min() > 1e-8  # all have learned
+        np.testing.assert_allclose(vector(agents[a2c]), vector(agents[ppo]), rtol=0, atol=1e-10)
+    assert abs(vector(agents[a2c]) - start).min() > 1e-8  # all have learned
 
 
 def test_the_policy_loss_by_hand():

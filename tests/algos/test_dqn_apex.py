@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, before, curves, env_seeds, new_run, only_run, stopped, train, wait_for
 from gymnasium.spaces import Box, Discrete
+from test_dqn_maths import n_step_by_hand
 from test_runs import TINY
 
 ENVS, STEPS = 2, 5  # of a fragment
@@ -153,17 +154,6 @@ class Sum(dqn.QNetwork):
         return obs.sum(dim=1, keepdim=True) + torch.arange(4)
 
 
-def brute_force(steps, first, last, env, n_step, gamma):
-    """rewards, discount, terminated, next_obs of step `first`, of steps up to `last` inclusive."""
-    total, factor = 0.0, 1.0
-    for t in range(first, min(first + n_step - 1, last) + 1):
-        _, _, rewards, terminated, truncated, successors = steps[t]
-        total, factor = total + factor * rewards[env], factor * gamma
-        if terminated[env] or truncated[env]:
-            break
-    return total, factor, terminated[env], successors[env]
-
-
 def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
     stream = Stream(actor=2)
     for k in range(7):
@@ -171,8 +161,9 @@ def test_first_priorities_are_n_step_errors_by_the_q_acted_on():
         assert errors.shape == (STEPS, ENVS)
         for t in range(STEPS):
             for env in range(ENVS):
-                first, last = k * STEPS + t, k * STEPS + STEPS - 1
-                rewards, discount, over, obs = brute_force(steps, first, last, env, 3, 0.5)
+                first = k * STEPS + t
+                history = [[x[env] for x in step] for step in steps[: k * STEPS + STEPS]]
+                _, _, rewards, obs, over, discount = n_step_by_hand(history, first, 3, 0.5)
                 target = rewards + discount * (0 if over else obs.sum() + 3)
                 q = steps[first][0][env].sum() + steps[first][1][env]
                 assert errors[t, env] == pytest.approx(abs(target - q), rel=1e-4, abs=1e-4)
@@ -185,7 +176,9 @@ class Filled:
 
     def __init__(self, order, capacity=23):
         self.streams = [Stream(actor, seed=actor) for actor in range(1, 4)]
-        self.buffer = new_buffer(capacity)
+        sizes = {"buffer_size": capacity * ENVS, "num_envs": ENVS}
+        args = dqn_apex.Args(**sizes, priority_exponent=1.0)
+        self.buffer = dqn_apex.dqn_prioritised.ReplayBuffer(args, SPACE)
         self.origins, self.errors = [], []  # of each step: actor, number; first errors
         for actor in order:
             rows, errors = self.streams[actor].fragment()
@@ -198,13 +191,8 @@ class Filled:
         """As the buffer should sample it: until its fragment ends."""
         actor, first = self.origins[step]
         steps, last = self.streams[actor].steps, first // STEPS * STEPS + STEPS - 1
-        return steps[first], brute_force(steps, first, last, env, n_step, gamma)
-
-
-def new_buffer(capacity):
-    sizes = {"buffer_size": capacity * ENVS, "num_envs": ENVS}
-    args = dqn_apex.Args(**sizes, priority_exponent=1.0)
-    return dqn_apex.dqn_prioritised.ReplayBuffer(args, SPACE)
+        history = [[x[env] for x in step] for step in steps[: last + 1]]
+        return n_step_by_hand(history, first, n_step, gamma)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 4, 11])
@@ -214,10 +202,9 @@ def test_steps_of_two_actors_are_never_taken_for_one_episode(order, n_step):
     buffer, rng = filled.buffer, np.random.default_rng(0)
     batch = buffer.sample(400, n_step, 0.5, rng)
     for k, (step, env) in enumerate(zip(*buffer.drawn, strict=True)):
-        (obs, actions, *_), after = filled.expected(step, env, n_step, 0.5)
-        rewards, discount, over, next_obs = after
-        np.testing.assert_array_equal(batch["obs"][k], obs[env])
-        assert batch["actions"][k] == actions[env]
+        obs, action, rewards, next_obs, over, discount = filled.expected(step, env, n_step, 0.5)
+        np.testing.assert_array_equal(batch["obs"][k], obs)
+        assert batch["actions"][k] == action
         assert batch["rewards"][k] == pytest.approx(rewards, rel=1e-5, abs=1e-5)
         assert batch["discounts"][k] == pytest.approx(discount)
         assert batch["terminated"][k] == over

@@ -24,13 +24,6 @@ def make_agent(action_space, **settings):
     return args, ppo_imitation.make_agent(args, OBS, action_space)
 
 
-def write(path, n=11, obs_dim=4, num_actions=2):
-    """Demonstrations of somebody who acts at random."""
-    rng = np.random.default_rng(0)
-    obs, actions = rng.normal(size=(n, obs_dim)), rng.integers(num_actions, size=n)
-    np.savez(path, observations=obs, actions=actions)
-
-
 def test_the_loss_by_hand():
     """pi = (3/4, 1/4) everywhere, for one row with each action; V gets no gradient."""
     _, agent = make_agent(Discrete(2))
@@ -43,10 +36,6 @@ def test_the_loss_by_hand():
     loss.backward()
     np.testing.assert_allclose(agent.actor[-1].bias.grad, [1 / 4, -1 / 4], atol=1e-6)
     assert all(p.grad is None for p in agent.critic.parameters())
-
-
-def read(args, agent, action_space):
-    return ppo_imitation.read(args, agent, OBS, action_space)
 
 
 @pytest.mark.parametrize("step, coef", [(0, 0.8), (250, 0.6), (1000, 0), (2000, 0)])
@@ -110,7 +99,7 @@ def test_actions_are_written_and_read_as_the_space_declares_them(space):
         assert set(saved) == {space.start, space.start + 1, space.start + 2}
     np.savez("expert.npz", observations=np.repeat(obs, 3, axis=1), actions=saved)
     args.demonstrations = "expert.npz"
-    found = read(args, agent, space)["actions"]
+    found = ppo_imitation.read(args, agent, OBS, space)["actions"]
     expected = chosen.swapaxes(0, 1).reshape(10, *shape[2:])  # one episode after the other
     np.testing.assert_allclose(found, expected, atol=1e-3 if space.dtype == np.float16 else 1e-6)
     assert found.dtype == (np.int64 if space.shape == () else np.float32)
@@ -156,11 +145,12 @@ def test_an_interrupted_evaluation_saves_nothing():
 
 def test_batches_are_rows_of_the_file():
     """Observations as they are in the file, each beside its own action."""
-    args, agent = make_agent(Box(-2, 2, (1,), np.float32), demonstrations="expert.npz")
+    space = Box(-2, 2, (1,), np.float32)
+    args, agent = make_agent(space, demonstrations="expert.npz")
     args.norm_obs = True
     rows = np.arange(33.0).reshape(11, 3)
     np.savez("expert.npz", observations=rows, actions=rows[:, :1] / 30)
-    demonstrations = read(args, agent, Box(-2, 2, (1,), np.float32))
+    demonstrations = ppo_imitation.read(args, agent, OBS, space)
     batch = ppo_imitation.draw(demonstrations, 500, np.random.default_rng(0), "cpu")
     assert batch["obs"].dtype == batch["actions"].dtype == torch.float32
     assert set(map(tuple, batch["obs"].tolist())) == set(map(tuple, rows))
@@ -192,9 +182,6 @@ def test_the_script_of_a_run_is_read_where_it_can_be(text, name, tmp_path):
         assert ppo_imitation.name_of_run(["--evaluate", str(path)]) == name
 
 
-SMALL = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 5"
-
-
 def check_episodes(file, env_id, num_episodes):
     """Its rows are the evaluation's episodes, played again by hand. Their returns and lengths."""
     with np.load(file) as arrays:
@@ -217,7 +204,8 @@ def check_episodes(file, env_id, num_episodes):
 
 
 def test_an_evaluation_is_saved(command, tmp_path):
-    trained = command("ppo", f"{SMALL} --norm-obs")
+    flags = "--total-timesteps 1024 --checkpoint-frequency 512 --eval-episodes 5 --norm-obs"
+    trained = command("ppo", flags)
     folder = only_run(tmp_path)
     saved = command("ppo_imitation", "--save-episodes expert.npz --evaluate", folder)
     assert saved.line("evaluation") == trained.line("evaluation")
@@ -237,7 +225,8 @@ def test_without_weight_it_is_ppo():
     settings = dict(total_timesteps=1024, checkpoint_frequency=512)
     plain = train(ppo, **settings).hash()
     assert train(ppo_imitation, **settings, imitation_coef=0.0).hash() == plain
-    write("expert.npz")
+    obs = np.random.default_rng(0).normal(size=(11, 4))
+    np.savez("expert.npz", observations=obs, actions=np.arange(11) % 2)
     assert train(ppo_imitation, **settings, demonstrations="expert.npz").hash() != plain
 
 

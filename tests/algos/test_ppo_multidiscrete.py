@@ -82,10 +82,6 @@ def joint(agent, obs):
     return np.stack(columns, axis=1), np.stack(entropies, axis=1)
 
 
-def softmax(x):
-    return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
-
-
 def test_log_probs_and_entropies_are_those_of_products_by_hand():
     first, second = [1 / 4, 3 / 4], [1 / 2, 1 / 3, 1 / 6]
     actions = torch.tensor(list(itertools.product(range(2), range(3))))
@@ -127,7 +123,7 @@ def test_later_components_see_the_stored_ones_before_them_one_hot():
         for head, n, a in zip(agent.actor, NVEC, action, strict=True):
             inputs = np.concatenate([obs, *hots], axis=1)
             with torch.no_grad():
-                product *= softmax(head(torch.tensor(inputs)).numpy())[:, a]
+                product *= head(torch.tensor(inputs)).softmax(dim=1)[:, a].numpy()
             hots.append(np.tile(np.eye(n, dtype=np.float32)[a], (BATCH, 1)))
         np.testing.assert_allclose(probs[:, index], product, rtol=1e-4)
 

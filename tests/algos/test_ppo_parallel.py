@@ -148,7 +148,8 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
 
     (before, batch, scalars, after), (others, other_batch, _, _) = on_ranks(2, both)
     args = parse(ppo, flags.split())
-    agent = ppo.make_agent(args, *spaces_of("CartPole-v1"))
+    env = ppo.make_env("CartPole-v1")
+    agent = ppo.make_agent(args, env.observation_space, env.action_space)
     agent.load_state_dict(before)
     for name, tensor in others.items():
         assert torch.equal(tensor, before[name]), name
@@ -161,11 +162,6 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
         name = f"losses/{name}"
         assert scalars[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
-
-
-def spaces_of(env_id):
-    env = ppo.make_env(env_id)
-    return env.observation_space, env.action_space
 
 
 def test_gradients_are_averaged_before_they_are_clipped(on_ranks):

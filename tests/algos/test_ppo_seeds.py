@@ -11,7 +11,7 @@ import ppo_seeds
 import pytest
 import report
 import torch
-from conftest import before, new_run, scalars, train
+from conftest import before, new_run, scalars, train, vector
 from torch import nn
 
 CARTPOLE = {"total_timesteps": 1024, "checkpoint_frequency": 512, "num_minibatches": 4}
@@ -35,10 +35,6 @@ def train_seeds(monkeypatch):
     return train
 
 
-def parameters(run):
-    return np.concatenate([p.detach().numpy().ravel() for p in run.agent.parameters()])
-
-
 @pytest.mark.parametrize("settings", [CARTPOLE, PENDULUM], ids=["discrete", "continuous"])
 def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
     runs = train_seeds(num_seeds=3, seed=5, **settings)
@@ -46,7 +42,7 @@ def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
     start = new_run(ppo, **settings, seed=6)
     for run in runs:
         expected = train(ppo, **settings, seed=run.args.seed)
-        np.testing.assert_allclose(parameters(run), parameters(expected), atol=5e-5)
+        np.testing.assert_allclose(vector(run.agent), vector(expected.agent), atol=5e-5)
         np.testing.assert_allclose(run.returns, expected.returns, rtol=1e-3)
         curves = []
         for each in (run, expected):
@@ -56,7 +52,7 @@ def test_each_seed_learns_what_ppo_learns_with_that_seed(train_seeds, settings):
         assert curves[0].keys() - {("eval/episodic_return", run.step_count)} == curves[1].keys()
         for point, values in curves[1].items():
             assert curves[0][point] == pytest.approx(values, rel=1e-2, abs=1e-4), point
-    assert np.abs(parameters(runs[1]) - parameters(start)).max() > 1e-3  # it did learn
+    assert (vector(runs[1].agent) - vector(start.agent)).abs().max() > 1e-3  # it did learn
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def test_every_setting_and_every_generator_has_its_effect_on_each_seed(train_see
     settings = {"total_timesteps": 512, "num_minibatches": 2} | settings
     for run in train_seeds(num_seeds=2, **settings):
         expected = train(ppo, **settings, seed=run.args.seed)
-        np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
+        np.testing.assert_allclose(vector(run.agent), vector(expected.agent), atol=1e-5)
         np.testing.assert_allclose(run.returns, expected.returns, rtol=1e-4, atol=1e-4)
 
 
@@ -119,7 +115,7 @@ def test_settings_may_differ_between_seeds(train_seeds, field, values):
         assert (saved[field], saved["seed"]) == (value, seed)
     for run in runs[1:3]:
         expected = train(ppo, **settings, seed=run.args.seed, **{field: getattr(run.args, field)})
-        np.testing.assert_allclose(parameters(run), parameters(expected), atol=1e-5)
+        np.testing.assert_allclose(vector(run.agent), vector(expected.agent), atol=1e-5)
 
 
 def test_a_gradient_is_the_same_to_the_bit_whoever_takes_one_beside_it():

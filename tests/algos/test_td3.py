@@ -9,7 +9,7 @@ import pytest
 import td3
 import td3_sac
 import torch
-from conftest import before, randomise, train
+from conftest import before, randomise, train, vector
 
 BATCH, OBS, ACTIONS = 7, 5, 3
 LOW, HIGH = np.float32([-1, 0, 10]), np.float32([3, 0.5, 1000])
@@ -172,11 +172,8 @@ def test_an_update_to_a_step_of_which_every_third_moves_policy_and_targets(monke
     """The targets are copies, which then take their share; the critics learn first."""
     states = []
 
-    def weights(module):
-        return torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
-
     def of_critics(agent, target, *_):
-        states.append([weights(agent), weights(target), False])
+        states.append([vector(agent), vector(target), False])
 
     def of_actor(*_):
         states[-1][2] = True

@@ -16,7 +16,7 @@ import ppo_pqn
 import pytest
 import td3
 import torch
-from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, stopped, train
+from conftest import before, calls, curves, env_seeds, hand_stepped, new_run, stopped, train, vector
 from gymnasium.spaces import Box, Discrete
 from test_ppo_multidiscrete import Told
 
@@ -329,11 +329,7 @@ def test_epsilon_follows_its_schedule(monkeypatch, own, steps, schedule):
 
 def test_the_target_network_takes_its_share_of_the_online_one_when_it_is_due(monkeypatch):
     states = []
-
-    def weights(network):
-        return torch.cat([p.detach().flatten() for p in network.parameters()]).clone()
-
-    look = lambda online, target, *_: states.append((weights(online), weights(target)))  # noqa: E731
+    look = lambda online, target, *_: states.append((vector(online), vector(target)))  # noqa: E731
     before(monkeypatch, dqn, "update", look)
     sizes = dict(train_frequency=8, gradient_steps=1, target_network_frequency=20, tau=0.25)
     train(dqn, hidden_sizes=(16, 16), total_timesteps=240, learning_starts=100, **sizes)
@@ -412,11 +408,6 @@ def test_without_annealing_a_schedule_that_a_reader_adds_counts(script, monkeypa
     assert rates == pytest.approx([4e-3 / 2**k for k in range(len(rates))]) and len(rates) > 7
 
 
-def gradient_of(loss, module):
-    gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
-    return torch.cat([gradient.flatten() for gradient in gradients])
-
-
 @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
 @CLIPPING
 def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
@@ -429,7 +420,8 @@ def test_every_step_follows_the_clipped_gradient_of_its_own_loss(
 
     def watched(agent, *inputs):
         result = loss_of(agent, *inputs)
-        expected.append(gradient_of(result[0].mean(), agent))
+        found = torch.autograd.grad(result[0].mean(), [*agent.parameters()], retain_graph=True)
+        expected.append(torch.cat([gradient.flatten() for gradient in found]))
         return result
 
     def compare(optimizer):

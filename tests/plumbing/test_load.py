@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import ppo
 import pytest
-from conftest import ROOT, SCRIPTS, VARIANTS, calls, env_seeds, new_run, stopped, train
+from conftest import ROOT, SCRIPTS, VARIANTS, before, calls, env_seeds, new_run, stopped, train
 from load import load, parts_of
 from test_runs import TINY
 
@@ -137,13 +137,8 @@ def test_best_npz_has_the_weights_of_the_best_evaluation(monkeypatch):
     """Of the first of equal ones; it may be the last."""
     with_returns(monkeypatch, [7.0, 5.0, 7.0, 9.0])
     run, saved = new_run(ppo, total_timesteps=1024, eval_frequency=256), []
-    save_weights = ppo.Run.save_weights
-
-    def spy(run, name):
-        saved.append((name, run.step_count))
-        save_weights(run, name)
-
-    monkeypatch.setattr(ppo.Run, "save_weights", spy)
+    look = lambda run, name: saved.append((name, run.step_count))  # noqa: E731
+    before(monkeypatch, ppo.Run, "save_weights", look)
     ppo.train(run.args, run)
     run.finish()
     assert [step for name, step in saved if name == "best.npz"] == [256, 1024]

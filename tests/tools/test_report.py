@@ -521,13 +521,9 @@ def test_a_cell_refuses_a_seed_that_is_there_twice(results):
 
 def test_the_documents_hold_what_the_results_say():
     texts = publish.documents() | report.documents(report.RESULTS / "variants")
-    wrong = [path for path, text in texts.items() if unmarked(path) != text.replace(" †", "")]
-    assert not wrong, "make report rewrites them"
-
-
-def unmarked(path: Path) -> str:
-    """Without the marks of earlier scripts, which each edit of a script would change."""
-    return path.read_text("utf-8").replace(" †", "")
+    for path, text in texts.items():  # but for the marks of earlier scripts, which any edit changes
+        written = path.read_text("utf-8")
+        assert written.replace(" †", "") == text.replace(" †", ""), f"make report rewrites {path}"
 
 
 def test_a_published_mean_over_the_end_of_training_stands_beside_the_same_of_ours():

@@ -298,10 +298,6 @@ while not pathlib.Path("end").exists():
 """
 
 
-def houses(tmp_path):
-    return list(tmp_path.glob("run-*"))
-
-
 def test_files_come_home_while_a_run_is_under_way(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "script.py").write_text(SCRIPT)
