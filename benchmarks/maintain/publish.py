@@ -28,7 +28,7 @@ from report import MIN_SEEDS, MIN_SEEDS_INTERVAL, ROOT, Cell, UserError
 # flags of a campaign that make no other setting of a table
 FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
 FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
-# not in README.md: they end before their return rises, so they show the beginning of a long run
+# not in README.md: they end while their return still rises, as the beginning of a long run
 BEGINNINGS = {"a2c-4m", "a2c-adam-2500k"}
 MIN_TASKS = 3  # for a return over tasks
 LEVELS = 0.25, 0.5, 0.75, 1.0  # of normalised returns

@@ -1,4 +1,4 @@
-"""What --bf16 changes and what it does not: convolutions are rounded, all that follows is exact."""
+"""What --bf16 changes and what it does not: convolutions are rounded, the heads are exact."""
 
 import a2c
 import dqn

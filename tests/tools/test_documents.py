@@ -25,7 +25,7 @@ import pandas as pd
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, VARIANTS, only_run, scalars
+from conftest import ROOT, SCRIPTS, VARIANTS, new_run, only_run, scalars, stopped
 from test_runs import TAGS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -475,6 +475,9 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, command, tmp_p
         assert only_run(tmp_path).name in said and "'seed': 1" in said
         steps = {step for tag, step in points if tag == "charts/learning_rate"}
         assert "trackio" not in patch or all(f"{step} {{" in said for step in steps)
+        begun = stopped(new_run(ppo, total_timesteps=1024, eval_episodes=1), ppo.train, after=500)
+        resumed = command(copy.with_suffix(""), f"--resume {begun.folder}")
+        assert resumed.hash == HASHES[name, flags]  # from its first checkpoint, of step 0
     for tag in re.findall(r'"(charts/.+?)"', patch) + (["losses/kl_penalty"] * ("kl" in patch)):
         assert tag in {tag for tag, _ in points}
 
