@@ -96,6 +96,12 @@ def test_dropout_and_batch_normalisation_are_for_learning_alone(train_seeds, mon
     assert np.abs(means[0] - means[1]).min() > 1e-4
 
 
+def test_no_seed_depends_on_another(train_seeds):
+    first, second = train_seeds(num_seeds=3, **CARTPOLE), train_seeds(num_seeds=2, **CARTPOLE)
+    hashes = [[run.hash() for run in runs] for runs in (first, second)]
+    assert hashes[0][:2] == hashes[1] and len(set(hashes[0])) == 3
+
+
 @pytest.mark.parametrize(
     "field, values",
     [
