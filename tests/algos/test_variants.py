@@ -23,6 +23,7 @@ WORLDS += "2 --total-timesteps 1152 --checkpoint-frequency 384 --eval-episodes 4
 RUNS = [  # short ones that learn and cross checkpoints; ppo_seeds and dqn_apex have tests of theirs
     f"dqn_her {QUICK} --n-step 1 --double --n-atoms 5 --num-envs 2",
     f"dqn_mask {QUICK} --double --dueling --num-envs 2",
+    f"dqn_noisy {QUICK} --double --dueling --n-atoms 5 --priority-exponent 0.5",
     f"dqn_prioritised {QUICK} --dueling --n-atoms 3 --v-min -2 --v-max 4",
     f"dqn_quantile {QUICK} --double --dueling --num-envs 2 --n-atoms 7 --priority-exponent 0.6",
     f"ppo_dict {IMAGES} --env-id test_ppo_dict:ArmCamera-v0 --norm-obs --norm-reward",
@@ -87,6 +88,7 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, monkeypatch, line):
 
 SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
+    "dqn_noisy --sigma-0 -1": "sigma_0=-1.0 must lie between 0 and",
     "dqn_prioritised --priority-exponent 1.5": "priority_exponent",
     "dqn_quantile --kappa 0": "kappa=0.0 must lie between 1e-06 and",
     "dqn_quantile --importance-exponent 0.9": "no effect with priority_exponent 0",

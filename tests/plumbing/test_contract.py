@@ -79,7 +79,8 @@ def test_spaces_are_as_declared_or_refused(command, refused, tmp_path, env, name
 
 ROLLOUTS = ["ppo_lstm --num-minibatches 1", "ppo_rnd", "ppo_network --batch-norm"]
 ROLLOUTS += ["ppo_seeds --num-seeds 2"]
-REPLAYS = ["dqn_quantile", "dqn_prioritised", "dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
+REPLAYS = ["dqn_noisy", "dqn_quantile", "dqn_prioritised"]
+REPLAYS += ["dqn_prioritised --n-atoms 11 --v-min 0 --v-max 5"]
 VARIANTS = {  # by environment
     "environments:Odd": [*ROLLOUTS, *REPLAYS, "ppo_pqn"],  # see there
     "environments:Lopsided": [*ROLLOUTS, "td3_sac", "td3_sac --quantiles 5 --drop 2"],

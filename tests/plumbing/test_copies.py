@@ -141,7 +141,7 @@ def test_uv_run_installs_what_requirements_txt_has(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_imports_its_parent(name):
     path, parent = ROOT / "algos" / f"{name}.py", name.split("_")[0]
-    others = {"dqn_apex": {"dqn_prioritised"}, "dqn_quantile": {"dqn_prioritised"}}
+    others = {f"dqn_{x}": {"dqn_prioritised"} for x in ("apex", "noisy", "quantile")}
     others |= {"dqn_mask": {"ppo_mask"}, "dqn_her": {"td3_her"}}
     others = (others | {"td3_sac_her": {"td3_sac", "td3_her"}}).get(name, set())
     assert imported(path) & {*SCRIPTS, *VARIANTS} == {parent} | others
