@@ -88,12 +88,15 @@ def pooled(cell: Cell, others: list[Cell]) -> Cell:
 
 def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list[Cell]:
     """The cell of each algorithm in each environment of `cells`, of SAC and TQC also in `variants`:
-    with the most seeds; then with a published return, the most steps, the shortest name.
+    with five seeds or more, all of today's script; then with the most seeds, a published return,
+    the most steps, the shortest name.
     """
 
     def rank(cell: Cell) -> tuple:
+        n, is_today = len(cell.seeds), cell.marked_table == cell.table
         is_published = report.nearest(cell, published) is not None
-        return len(cell.seeds), is_published, cell.about["steps"], -len(cell.table)
+        is_first = n >= MIN_SEEDS_INTERVAL and is_today
+        return is_first, n, is_published, cell.about["steps"], -len(cell.table)
 
     environments, main = {cell.env_id for cell in cells}, {}
     more = [cell for cell in variants if cell.algorithm in ("sac", "tqc")]

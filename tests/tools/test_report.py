@@ -238,7 +238,7 @@ def test_few_seeds_are_joined_by_those_of_the_same_settings(results):
     assert publish.pooled(enough, others) is enough
 
 
-def test_of_an_algorithm_the_cell_with_the_most_seeds_is_shown(results):
+def test_of_an_algorithm_todays_cell_or_that_with_the_most_seeds_is_shown(results):
     rows = [published(1.5, None, 3)._replace(tables="ppo-b*")]
 
     def shown(*cells):
@@ -249,6 +249,9 @@ def test_of_an_algorithm_the_cell_with_the_most_seeds_is_shown(results):
     beside, longer = cell_of("ppo-beside", range(6)), cell_of("ppo-b-longer", range(6), steps=200)
     assert shown(more, beside) == ["ppo-beside"] and shown(beside, longer) == ["ppo-b-longer"]
     assert shown(longer, cell_of("a2c-4m", range(9))) == ["ppo-b-longer"]
+    script = report.script_hash("ppo")
+    today, few = (cell_of(f"ppo-today-{n}", range(n), script=script) for n in (5, 4))
+    assert shown(today, few, longer) == ["ppo-today-5"] and shown(few, longer) == ["ppo-b-longer"]
     sac, tqc = cell_of("td3_sac-x", range(5)), cell_of("td3_sac-y", range(5), quantiles=25)
     for cell in (sac, tqc):
         cell.about["algo"] = "td3_sac"
