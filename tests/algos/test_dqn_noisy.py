@@ -51,6 +51,12 @@ def test_the_layers_behind_the_trunk_are_noisy_and_begin_as_in_the_paper(own):
             assert sigma.flatten().tolist() == pytest.approx([0.3 * bound] * sigma.numel())
 
 
+def test_a_layer_within_a_block_is_noisy_too():
+    blocks = nn.Sequential(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
+    dqn_noisy.make_noisy(blocks, 0.5)
+    assert isinstance(blocks[0][0], dqn_noisy.NoisyLinear)
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_noise_is_drawn_for_each_action_and_for_each_part_of_each_loss(monkeypatch, double):
     """Whatever mode the networks are in; then mu and sigma of the online network alone learn."""
