@@ -110,6 +110,9 @@ class Args:
             refuse_typed(self, "loss", "with n_atoms")
         if self.exploration_steps is not None:
             refuse_typed(self, "exploration_fraction", "with exploration_steps")
+        if self.start_e == self.end_e:
+            schedule = "exploration_fraction exploration_steps"
+            refuse_typed(self, schedule, f"with start_e = end_e = {self.end_e}")
 
     @property
     def iteration_steps(self) -> int:  # steps between calls of run.end_iteration
@@ -684,7 +687,7 @@ def parse_args(name: str, args_class, argv: list[str]):
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        without_effect = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
         refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
     return checked(args)
 

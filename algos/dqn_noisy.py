@@ -15,7 +15,6 @@ It imports dqn.py and dqn_prioritised.py, which must lie beside it, and holds on
 - evaluations play by mu alone.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -83,24 +82,32 @@ class QNetwork(dqn.QNetwork):
         super().__init__(args, obs_space, num_actions)
         for name, child in self.named_children():
             if name != "trunk":
-                make_noisy(child, args.sigma_0)
+                setattr(self, name, with_noise(child, args.sigma_0))
 
 
-def make_noisy(module: nn.Module, sigma_0: float):
-    """Puts a noisy layer in the place of each linear one, at any depth."""
+def with_noise(module: nn.Module, sigma_0: float) -> nn.Module:
+    """The module, with a noisy layer in the place of each linear one, at any depth."""
+    if isinstance(module, nn.Linear):
+        return NoisyLinear(module, sigma_0)
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            setattr(module, name, NoisyLinear(child, sigma_0))
-        else:
-            make_noisy(child, sigma_0)
+        setattr(module, name, with_noise(child, sigma_0))
+    return module
 
 
 def evaluation_policy(agent, rng, args):
-    """By mu alone; the agent itself, which goes on learning, keeps its noise."""
-    agent = copy.deepcopy(agent)
-    for module in agent.modules():
-        module.noisy = False
-    return dqn.evaluation_policy(agent, rng, args)
+    """By mu alone; between its actions the agent, which goes on learning, has its noise."""
+    policy = dqn.evaluation_policy(agent, rng, args)
+    layers = [module for module in agent.modules() if isinstance(module, NoisyLinear)]
+
+    def without_noise(obs):
+        for layer in layers:
+            layer.noisy = False
+        actions = policy(obs)
+        for layer in layers:
+            layer.noisy = True
+        return actions
+
+    return without_noise
 
 
 make_agent = partial(dqn.make_agent, network_class=QNetwork)

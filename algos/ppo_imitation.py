@@ -27,6 +27,7 @@ import ppo
 import torch
 
 COLUMNS = "observations actions rewards terminations truncations".split()
+ppo.OF_EVALUATION.add("save_episodes")
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Args(ppo.RunArgs):
         ppo.require_range(self, "imitation_coef")
         if self.imitation_coef == 0:
             names = "demonstrations imitation_steps imitation_batch_size"
-            ppo.refuse_typed(self, names, "without imitation_coef")
+            ppo.refuse_typed(self, names, "with imitation_coef 0")
         ppo.require_range(self, "imitation_steps imitation_batch_size", low=1)
         if self.save_episodes and (not self.evaluate or ppo.is_game(self.env_id)):
             ppo.fail("save_episodes goes with evaluate, and not with Atari's games")
@@ -50,9 +51,6 @@ class Args(ppo.RunArgs):
             path = Path(self.save_episodes)
             if path.is_dir() or not os.access(path.parent, os.W_OK):
                 ppo.fail(f"save_episodes={path} must be a file, in a folder that can be written to")
-        if self.imitation_coef == 0:
-            without = "demonstrations imitation_steps imitation_batch_size"
-            ppo.refuse_typed(self, without, "with imitation_coef 0")
         if self.imitation_coef > 0 and not (self.demonstrations or self.evaluate):
             ppo.fail("ppo_imitation needs demonstrations, or imitation_coef 0")
 

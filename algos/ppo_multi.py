@@ -26,6 +26,8 @@ import ppo
 import torch
 from torch import nn
 
+ppo.OF_EVALUATION.add("num_agents")
+
 
 @dataclass
 class Args(ppo.RunArgs):

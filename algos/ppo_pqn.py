@@ -54,6 +54,8 @@ class Args(ppo.RunArgs):
     def check(self):
         super().check()
         ppo.require_range(self, "start_e end_e exploration_fraction", high=1)
+        if self.start_e == self.end_e:
+            ppo.refuse_typed(self, "exploration_fraction", f"with start_e = end_e = {self.end_e}")
 
 
 def train(args: Args, run: ppo.Run):

@@ -517,7 +517,7 @@ def parse_args(name: str, args_class, argv: list[str]):
     if args.evaluate:
         refuse_typed(args, "init_weights", "in an evaluation")
     if args.evaluate and settings:
-        without_effect = {field.name for field in fields(RunArgs)} - OF_EVALUATION
+        without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
         refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
     return checked(args)
 

@@ -51,10 +51,11 @@ def test_the_layers_behind_the_trunk_are_noisy_and_begin_as_in_the_paper(own):
             assert sigma.flatten().tolist() == pytest.approx([0.3 * bound] * sigma.numel())
 
 
-def test_a_layer_within_a_block_is_noisy_too():
+def test_a_bare_layer_and_one_within_blocks_are_noisy_too():
     blocks = nn.Sequential(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
-    dqn_noisy.make_noisy(blocks, 0.5)
+    blocks = dqn_noisy.with_noise(blocks, 0.5)
     assert isinstance(blocks[0][0], dqn_noisy.NoisyLinear)
+    assert isinstance(dqn_noisy.with_noise(nn.Linear(3, 5), 0.5), dqn_noisy.NoisyLinear)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -87,8 +88,9 @@ def test_evaluations_play_by_mu_alone_and_leave_the_agent_its_noise():
     arrays = network.state_dict().items()
     plain.load_state_dict({k.replace("mu.", ""): v for k, v in arrays if "sigma" not in k})
     np.testing.assert_array_equal(plain.act(obs, 0.0, np.random.default_rng(0)), actions)
-    x = torch.as_tensor(obs)
-    assert not torch.equal(network(x), network(x))
+    network.last = network(torch.as_tensor(obs))  # as an edit may keep it: no copy can be made
+    dqn_noisy.evaluation_policy(network, np.random.default_rng(0), args)(obs)
+    assert not torch.equal(network(torch.as_tensor(obs)), network.last)
 
 
 def test_train_brings_the_buffer_of_prioritised_replay_where_asked_for(monkeypatch):

@@ -1,6 +1,7 @@
 """Variants as runs: what all those of algos/ promise, and the defaults that their page says."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -86,9 +87,19 @@ def test_a_run_is_evaluated_and_resumed_as_it_was(command, monkeypatch, line):
     assert command(name, "--resume", run.folder).hash == whole.hash != start
 
 
+@pytest.mark.parametrize("line", ["dqn_noisy --sigma-0 3", "td3_sac --alpha 0.1"])
+def test_a_variants_own_flags_have_no_effect_on_an_evaluation(capsys, line):
+    name, *flag = line.split()
+    Path("args.json").write_text(json.dumps({"algo": name, "args": {"seed": 1}}))
+    with pytest.raises(SystemExit):
+        parse(importlib.import_module(name), ["--evaluate", ".", *flag])
+    assert "has no effect in an evaluation" in capsys.readouterr().err
+
+
 SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
     "dqn_noisy --sigma-0 -1": "sigma_0=-1.0 must lie between 0 and",
+    "dqn_noisy --exploration-steps 9": "exploration_steps=9 has no effect with start_e = end_e",
     "dqn_prioritised --priority-exponent 1.5": "priority_exponent",
     "dqn_quantile --kappa 0": "kappa=0.0 must lie between 1e-06 and",
     "dqn_quantile --importance-exponent 0.9": "no effect with priority_exponent 0",
@@ -135,6 +146,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
     "ppo_pqn --env-id Pendulum-v1": "Discrete",
+    "ppo_pqn --start-e 0.1 --exploration-fraction 1": "no effect with start_e = end_e = 0.1",
     "ppo_pqn --env-id environments:Colour-v0 --hidden-size 32": "no effect with images",
     "ppo_rnd --env-id environments:Colour-v0": "vectors",
     "ppo_seeds --num-seeds 0": "num_seeds=0 must lie between 1 and inf",
