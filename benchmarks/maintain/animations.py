@@ -4,6 +4,7 @@ Each plays its greedy episodes, of which one is filmed. The film becomes a GIF o
 palette of its own. Where it cannot be drawn, the script has said why.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ FILTER = (
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     for name, agent in AGENTS.items():
         folder = ROOT / "trained" / agent
         command = [sys.executable, ROOT / "algos" / "ppo.py", "--evaluate", folder]

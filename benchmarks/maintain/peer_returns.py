@@ -7,7 +7,7 @@ Each seed, on one thread, is added as a row of results/peer-returns.csv: the gre
 standard deviation of ten episodes, and the mean of the last 100 training episodes.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 CSV = Path(__file__).resolve().parents[1] / "results" / "peer-returns.csv"
@@ -43,7 +43,9 @@ def train(seed: int) -> tuple:
 
 
 if __name__ == "__main__":
-    for seed in map(int, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", nargs="+", type=int)
+    for seed in parser.parse_args().seeds:
         returns = ",".join(f"{float(x):.1f}" for x in train(seed))
         with open(CSV, "a", encoding="utf-8") as file:
             print(f"{ENV_ID},sb3,A2C,{seed},{STEPS},{returns}", file=file)

@@ -6,6 +6,7 @@ Trains into runs/beside-reference/, unless that has the run from the last time. 
 before you commit it: nothing tests what a headless Chromium saw.
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -43,6 +44,7 @@ def photograph(chromium: str, runs_dir: Path, picture: Path):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("there is no chromium here (apt-get install chromium)")
