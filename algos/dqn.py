@@ -298,9 +298,6 @@ class ReplayBuffer:
         self.terminated = np.zeros(shape, np.bool_)  # the task ended, so nothing follows
         self.truncated = np.zeros(shape, np.bool_)  # by time limit or checkpoint
         self.final_obs = {}  # (slot, env) -> true last observation of a truncated episode
-        self.arrays = {"obs": self.obs} if stack == 1 else dict(self.obs.arrays)
-        self.arrays |= {"actions": self.actions, "rewards": self.rewards}
-        self.arrays |= {"terminated": self.terminated, "truncated": self.truncated}
 
     def add(self, obs, actions, rewards, terminated, truncated, next_obs, following_obs):
         """One step of every environment; each argument starts with the axis (num_envs,).
@@ -361,6 +358,12 @@ class ReplayBuffer:
             "terminated": terminated,
             "discounts": powers[counts],
         }
+
+    @property
+    def arrays(self) -> dict:  # (slots, num_envs, ...) by name: checkpoints keep them
+        arrays = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        arrays |= getattr(self.obs, "arrays", {})
+        return {k: x for k, x in arrays.items() if x.shape[:2] == (self.slots, self.num_envs)}
 
     def state_dict(self) -> dict:
         held = {k: torch.as_tensor(array[: self.total]) for k, array in self.arrays.items()}
@@ -1274,6 +1277,7 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
+        self.refuse_forgotten([x for x in parts.values() if isinstance(x, torch.optim.Optimizer)])
         self.parts = parts
         self.started = time.perf_counter()
         resumed = self.saved
@@ -1307,6 +1311,15 @@ class Run:
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
         return step
+
+    def refuse_forgotten(self, optimizers: list):
+        """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        learned = {id(parameter) for group in groups for parameter in group}
+        for name, parameter in self.agent.named_parameters():
+            if learned and parameter.requires_grad and id(parameter) not in learned:
+                how = "if it is not to learn, call its requires_grad_(False)"
+                fail(f"{name} is in no optimizer that run.start is given: {how}")
 
     def describe(self):
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
@@ -1432,6 +1445,8 @@ class Run:
             stack.enter_context(contextlib.closing(envs))
             obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
+            # acting may change buffers, such as moments of what it sees
+            stack.callback(self.agent.load_state_dict, copy.deepcopy(self.agent.state_dict()))
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
             return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)

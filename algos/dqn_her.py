@@ -47,7 +47,7 @@ class ReplayBuffer(dqn.ReplayBuffer):
         ended = terminated | truncated
         never = np.zeros_like(ended)
         super().add(obs, actions, rewards, never, ended, next_obs, following_obs)
-        self.hindsight.add(next_obs, terminated, truncated)
+        self.hindsight.add(obs, rewards, next_obs, terminated, truncated)
 
     def draw(self, batch_size, rng):
         ages, envs = super().draw(batch_size, rng)

@@ -59,22 +59,21 @@ class ReplayBuffer(dqn.ReplayBuffer):
     def __init__(self, args: Args, obs_space, stack: int = 1):
         super().__init__(args.buffer_size, args.num_envs, obs_space, stack)
         self.args = args
-        self.exponent = args.priority_exponent
         self.largest = 1.0  # priority so far
         self.tree = SumTree(self.slots * self.num_envs)
-        self.envs = np.arange(self.num_envs)
 
     def leaves(self, steps, envs):
         return steps % self.slots * self.num_envs + envs
 
     def add(self, *transition):
         super().add(*transition)
-        new, gone = (self.leaves(self.total - age, self.envs) for age in (1, self.length + 1))
+        envs = np.arange(self.num_envs)
+        new, gone = (self.leaves(self.total - age, envs) for age in (1, self.length + 1))
         self.tree[gone] = 0.0
         self.tree[new] = self.largest
 
     def draw(self, batch_size, rng):
-        if self.exponent == 0:
+        if self.args.priority_exponent == 0:
             ages, envs = super().draw(batch_size, rng)
         else:  # one from each of batch_size equal parts of the sum: appendix B.2.1
             shares = (np.arange(batch_size) + rng.random(batch_size)) / batch_size
@@ -96,7 +95,7 @@ class ReplayBuffer(dqn.ReplayBuffer):
         """New priorities by the sizes of TD errors, (batch,)."""
         assert steps.shape == envs.shape == errors.shape, (steps.shape, errors.shape)
         held = steps >= self.total - self.length  # others have taken the places of the rest
-        priorities = (np.float64(errors[held]) + 1e-6) ** self.exponent
+        priorities = (np.float64(errors[held]) + 1e-6) ** self.args.priority_exponent
         self.tree[self.leaves(steps[held], envs[held])] = priorities
         self.largest = max(self.largest, priorities.max(initial=0.0))
 

@@ -7,7 +7,9 @@ obs, infos = envs.reset(seed=[7])
 obs, rewards, terminated, truncated, infos = envs.step(policy(obs))
 """
 
+import ast
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -63,14 +65,18 @@ def parts_beside(name: str):
 def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
     module = importlib.import_module(name)
-    if hasattr(module, "Run"):  # a script, or a copy of one
-        parent = module
-    else:  # whatever the variant is called, its arguments begin with its parent's
-        args_class = next(x for x in module.Args.__mro__ if x.__name__ == "RunArgs")
-        parent = sys.modules[args_class.__module__]
-    args_class = parent.RunArgs if module is parent else module.Args
-    names = "make_agent", "evaluation_policy", "make_envs"
-    return parent, args_class, *(getattr(module, x, getattr(parent, x)) for x in names)
+    call = call_of_main(Path(module.__file__))
+
+    def value(node):  # what an expression of the script means there
+        return eval(compile(ast.Expression(node), module.__file__, "eval"), vars(module))
+
+    main = value(call.func)
+    parent = sys.modules[main.__module__]
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    given = inspect.signature(main).bind(*call.args, **keywords).arguments
+    parts = [value(given[x]) for x in ("args_class", "make_agent", "evaluation_policy")]
+    make_envs = value(given["make_envs"]) if "make_envs" in given else parent.make_envs
+    return parent, *parts, make_envs
 
 
 def is_script(name) -> bool:
@@ -78,5 +84,12 @@ def is_script(name) -> bool:
     if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
         return False
     path = Path(__file__).with_name(f"{name}.py")
-    call = re.compile(r"^    (\w+\.)?main\(", re.MULTILINE)
-    return path.is_file() and bool(call.search(path.read_text("utf-8")))
+    return path.is_file() and call_of_main(path) is not None
+
+
+def call_of_main(path: Path):
+    """The call of main with which a script ends, as a syntax tree; None where there is none."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and re.fullmatch(r"(\w+\.)?main", ast.unparse(node.func)):
+            return node
+    return None

@@ -14,6 +14,7 @@ Deliberate differences from the papers, all of them common practice but the last
 """
 
 import contextlib
+import copy
 import fcntl
 import hashlib
 import importlib
@@ -1291,6 +1292,7 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
+        self.refuse_forgotten([x for x in parts.values() if isinstance(x, torch.optim.Optimizer)])
         self.parts = parts
         self.started = time.perf_counter()
         resumed = self.saved
@@ -1324,6 +1326,15 @@ class Run:
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
         return step
+
+    def refuse_forgotten(self, optimizers: list):
+        """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        learned = {id(parameter) for group in groups for parameter in group}
+        for name, parameter in self.agent.named_parameters():
+            if learned and parameter.requires_grad and id(parameter) not in learned:
+                how = "if it is not to learn, call its requires_grad_(False)"
+                fail(f"{name} is in no optimizer that run.start is given: {how}")
 
     def describe(self):
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
@@ -1449,6 +1460,8 @@ class Run:
             stack.enter_context(contextlib.closing(envs))
             obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
+            # acting may change buffers, such as moments of what it sees
+            stack.callback(self.agent.load_state_dict, copy.deepcopy(self.agent.state_dict()))
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
             return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)

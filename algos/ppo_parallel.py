@@ -101,8 +101,11 @@ class SharedLoss:
 
     def backward(self):
         self.loss.backward()
-        gradients = [p.grad for p in self.agent.parameters() if p.grad is not None]
-        average(gradients + self.terms)
+        parameters = [p for p in self.agent.parameters() if p.requires_grad]
+        for p in parameters:
+            if p.grad is None:  # another rank may have one: all must send as many numbers
+                p.grad = torch.zeros_like(p)
+        average([p.grad for p in parameters] + self.terms)
 
 
 def average(tensors: list):

@@ -122,14 +122,14 @@ class Agent(ppo.Agent):
 
 
 def with_layer_norm(layers, input_shape):
-    """The layers, and before each activation a normalisation over all of its units."""
+    """The layers, and after each with weights, but the last, a normalisation over all its units."""
     x = torch.zeros(1, *input_shape)
     result = []
     for layer in layers:
-        if isinstance(layer, nn.ReLU | nn.Tanh):
-            result.append(nn.LayerNorm(x.shape[1:]))
         x = layer(x)
         result.append(layer)
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer is not layers[-1]:
+            result.append(nn.LayerNorm(x.shape[1:]))
     return nn.Sequential(*result)
 
 

@@ -310,7 +310,7 @@ class Agent(nn.Module):
         self.device = torch.device("cpu")  # until Run moves it
         self.action_dim = len(low)
         sizes = args.hidden_sizes
-        self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())
+        self.actor = relu_mlp(obs_dim, sizes, self.action_dim)
         self.critics = nn.ModuleList()
         for _ in range(2 if args.twin else 1):
             self.critics.append(Critic(obs_dim, self.action_dim, sizes, args.layer_norm))
@@ -321,8 +321,8 @@ class Agent(nn.Module):
     def features(self, obs):  # (batch, obs_dim) -> the same shape, as policy and critics take it
         return obs if self.obs_moments is None else self.obs_moments.normalised(obs)
 
-    def policy(self, features):  # (batch, obs_dim) -> (batch, action_dim)
-        return self.actor(features)
+    def policy(self, features):  # (batch, obs_dim) -> (batch, action_dim) in [-1, 1]
+        return self.actor(features).tanh()
 
     def forward(self, obs):  # for acting
         return self.policy(self.features(obs))
@@ -1104,6 +1104,7 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
+        self.refuse_forgotten([x for x in parts.values() if isinstance(x, torch.optim.Optimizer)])
         self.parts = parts
         self.started = time.perf_counter()
         resumed = self.saved
@@ -1137,6 +1138,15 @@ class Run:
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
         return step
+
+    def refuse_forgotten(self, optimizers: list):
+        """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        learned = {id(parameter) for group in groups for parameter in group}
+        for name, parameter in self.agent.named_parameters():
+            if learned and parameter.requires_grad and id(parameter) not in learned:
+                how = "if it is not to learn, call its requires_grad_(False)"
+                fail(f"{name} is in no optimizer that run.start is given: {how}")
 
     def describe(self):
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
@@ -1262,6 +1272,8 @@ class Run:
             stack.enter_context(contextlib.closing(envs))
             obs, _ = reset(envs, args.seed, 0, 1)  # other seeds than training has
             torch.default_generator.manual_seed(args.seed)
+            # acting may change buffers, such as moments of what it sees
+            stack.callback(self.agent.load_state_dict, copy.deepcopy(self.agent.state_dict()))
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
             return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)

@@ -61,7 +61,7 @@ class ReplayBuffer(td3.ReplayBuffer):
 
     def add(self, obs, actions, rewards, next_obs, terminated, truncated):
         super().add(obs, actions, rewards, next_obs, terminated, truncated)
-        self.hindsight.add(next_obs, terminated, truncated)
+        self.hindsight.add(obs, rewards, next_obs, terminated, truncated)
 
     def sample(self, batch_size, n_step, gamma, rng):
         slots = rng.integers(min(self.total, self.capacity), size=batch_size)
@@ -82,7 +82,6 @@ class Hindsight:
         self.run = run
         self.num_envs = run.args.num_envs
         self.capacity = run.args.buffer_size
-        self.probability = run.args.n_sampled_goal / (run.args.n_sampled_goal + 1)
         space = dict_space(env)
         self.goal_space = space["desired_goal"]
         self.achieved = place_of(space, "achieved_goal")
@@ -98,8 +97,10 @@ class Hindsight:
             "last": np.zeros(self.capacity, np.int64),  # row of its episode, once that is over
         }
 
-    def add(self, next_obs, terminated, truncated):
+    def add(self, obs, rewards, next_obs, terminated, truncated):
         """One step of every environment, as the replay buffer gets it."""
+        if self.total < 1000 and self.run.args.n_sampled_goal > 0:
+            self.check_rewards(obs, rewards, next_obs)
         rows = self.total + np.arange(self.num_envs)
         self.arrays["reached"][rows % self.capacity] = next_obs[:, self.achieved]
         self.arrays["terminated"][rows % self.capacity] = terminated
@@ -115,12 +116,20 @@ class Hindsight:
             success = infos.get("is_success", infos.get("success", math.nan))  # mazes: success
             self.run.log({"charts/success_rate": float(success)})
 
+    def check_rewards(self, obs, rewards, next_obs):
+        """Those of hindsight are compute_reward's, so the others must be, too."""
+        pairs = self.as_goals(next_obs[:, self.achieved]), self.as_goals(obs[:, self.desired])
+        computed = of_each(self.compute_reward, *pairs)
+        if not np.allclose(rewards, computed, rtol=1e-3, atol=1e-3):
+            raise ValueError(f"rewards are {rewards}, but compute_reward says {computed}")
+
     def relabel(self, batch, rows, rng):
         """The batch, which is of these rows, most of them with a goal of hindsight."""
         reached, terminated, last = self.arrays.values()
         batch["terminated"] = terminated[rows % self.capacity]
-        draws = rng.random(len(rows)) if self.probability > 0 else np.ones(len(rows))
-        chosen = np.flatnonzero(draws < self.probability)
+        k = self.run.args.n_sampled_goal
+        draws = rng.random(len(rows)) if k > 0 else np.ones(len(rows))
+        chosen = np.flatnonzero(draws < k / (k + 1))
         if len(chosen) == 0:
             return batch
         rows = rows[chosen]

@@ -173,7 +173,7 @@ class Agent(td3.Agent):
         self.actor = td3.relu_mlp(obs_dim, sizes, 2 * self.action_dim)
         critic_sizes = n, sizes, args.quantiles, args.layer_norm
         self.critics = nn.ModuleList(td3.relu_mlp(*critic_sizes) for _ in range(2))
-        self.given_alpha = args.alpha
+        self.args = args
         target = args.target_entropy
         self.log_alpha = nn.Parameter(torch.zeros(()))  # learned, unless alpha is given
         self.target_entropy = -self.action_dim if target is None else target
@@ -181,7 +181,7 @@ class Agent(td3.Agent):
             td3.fail(f"target_entropy={target} must be less than uniform actions have, log 2 each")
 
     def alpha(self):  # a constant to all but alpha_loss
-        return self.log_alpha.detach().exp() if self.given_alpha is None else self.given_alpha
+        return self.log_alpha.detach().exp() if self.args.alpha is None else self.args.alpha
 
     def policy(self, features):  # (batch, obs_dim) -> mean, log sigma (batch, action_dim)
         mean, log_std = self.actor(features).chunk(2, dim=1)

@@ -229,6 +229,16 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
                 np.testing.assert_array_equal(sample["next_obs"][row], next_obs)
 
 
+def test_a_field_that_an_edit_adds_is_in_checkpoints():
+    buffers = [dqn.ReplayBuffer(6, 2, gym.spaces.Box(-1, 1, (5,), np.float32)) for _ in range(2)]
+    for buffer in buffers:
+        buffer.bonus = np.zeros((buffer.slots, 2, 3))
+        buffer.rows = np.arange(11)  # no field: it has no slots
+    buffers[0].bonus[0] = buffers[0].total = 1
+    buffers[1].load_state_dict(buffers[0].state_dict())
+    assert buffers[1].bonus[0].all() and "rows" not in buffers[0].state_dict()
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_samples_are_uniform_over_what_is_held_and_independent(n_step):
     buffer = dqn.ReplayBuffer(22, 2, gym.spaces.Box(-1, 1, (1,), np.float32))

@@ -144,5 +144,5 @@ def test_train_brings_the_loss_and_where_asked_for_the_buffer(monkeypatch, n_ato
     train(dqn_quantile, **SHORT, priority_exponent=0.6)
     assert calls[0] == (None, dqn_quantile.quantile_losses)
     buffer, losses_of = calls[1]
-    assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.exponent == 0.6
+    assert type(buffer) is dqn_prioritised.ReplayBuffer and buffer.args.priority_exponent == 0.6
     assert losses_of.func is dqn_quantile.weighted_losses and losses_of.args == (buffer,)

@@ -31,7 +31,7 @@ SETTINGS = {
 # of each script the line that makes the network which acts, and its name
 CRITIC = "self.critic = mlp(*input_shape, args.hidden_size, args.activation, 1, gain=1.0)"
 TRUNK = "self.trunk = nn.Sequential(nn.Linear(*obs_space.shape, num_features), nn.ReLU())"
-ACTOR = "self.actor = nn.Sequential(*relu_mlp(obs_dim, sizes, self.action_dim), nn.Tanh())"
+ACTOR = "self.actor = relu_mlp(obs_dim, sizes, self.action_dim)"
 NETWORKS = {
     "ppo": (CRITIC, "actor"),
     "a2c": (CRITIC, "actor"),
@@ -252,11 +252,32 @@ def test_all_that_the_actor_s_optimizer_holds_gets_a_gradient(edited):
     module = edited(
         "td3",
         (ACTOR, f"{ACTOR}; self.scale = nn.Parameter(torch.ones(obs_dim))"),
-        ("return self.actor(features)\n", "return self.actor(self.scale * features)\n"),
+        ("self.actor(features).tanh()\n", "self.actor(self.scale * features).tanh()\n"),
         ("Adam(agent.actor.parameters(), **", "Adam([*agent.actor.parameters(), agent.scale], **"),
     )
     run = trained(module)
     assert all(moved(run).values()) and "scale" in moved(run)
+
+
+def test_a_parameter_that_no_optimizer_has_is_refused(edited, failure):
+    scale = "self.scale = nn.Parameter(torch.ones(obs_dim))"
+    run = begun(edited("td3", (ACTOR, f"{ACTOR}; {scale}")))
+    assert "scale is in no optimizer" in failure(run.module.train, run.args, run)
+    assert run.folder is None  # nothing was written
+    assert trained(edited("td3", (ACTOR, f"{ACTOR}; {scale}.requires_grad_(False)")))
+
+
+def test_what_an_evaluation_moves_is_put_back(edited):
+    """Here a count of what the agent has acted on."""
+    sampled = "        outputs = self(torch.as_tensor(obs, device=self.device))\n"
+    module = edited(
+        "ppo",
+        (NETWORKS["ppo"][0], NETWORKS["ppo"][0] + '; self.register_buffer("n", torch.zeros(()))'),
+        (sampled, sampled + "        self.n += len(obs)\n"),
+    )
+    run = trained(module, total_timesteps=512)
+    assert run.agent.n == 512
+    assert trained(module, total_timesteps=512, eval_frequency=256).hash() == run.hash()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -374,7 +395,7 @@ def test_an_edited_actor_acts_by_what_it_learns(edited):
         agents.append(script.Agent(args, 3, -np.ones(2), np.ones(2)))
     (agent, plain), obs = agents, torch.as_tensor(observations())
     with torch.no_grad():
-        actions = -plain.actor(obs)
+        actions = -plain.policy(obs)
         expected = -plain.critics[0](obs, actions).mean()
         y = torch.min(*(critic(obs, actions) for critic in plain.critics))
         losses = [torch.square(critic(obs, actions) - y).mean() for critic in plain.critics]
@@ -410,7 +431,7 @@ def test_a_loop_of_another_length_is_saved_as_often(edited):
     run = begun(module, total_timesteps=3072, checkpoint_frequency=1024)
     run = stopped(run, module.train, after=1500)  # rollouts of 768 steps
     resumed = loaded(run, "--resume")
-    assert resumed.start(agent=resumed.agent, optimizer=run.parts["optimizer"]) == 1536
+    assert resumed.start(agent=resumed.agent) == 1536
 
 
 def test_a_wrapper_in_make_env(edited):

@@ -109,6 +109,7 @@ class Script:
         run = SimpleNamespace(args=SimpleNamespace(**sizes), obs_space=space, agent=agent, ended=[])
         self.inputs = module, capacity, num_envs, env, k
         self.hindsight = td3_her.Hindsight(run, env or Trail())
+        self.hindsight.check_rewards = lambda *transition: None  # these name steps, not goals
         self.buffer = module.ReplayBuffer(run, self.hindsight)
         self.is_dqn = module is dqn_her
         self.num_envs, self.capacity = num_envs, capacity
@@ -253,6 +254,23 @@ def test_without_compute_terminated_ends_stay_or_are_the_success_of_panda_gym(ta
     ends = np.where(new, near(next_obs[:, ACHIEVED], goals), terminated)
     assert batch["terminated"].tolist() == ends.tolist()
     assert 0 < ends[new].sum() < new.sum() < 211 or task is None
+
+
+@pytest.mark.parametrize("module", [td3_her, dqn_her])
+def test_rewards_must_be_compute_reward_s(module):
+    """Here they are 10 * (after the step, before) * 2 - 3 * -100 - 100, and once another."""
+    script = Script(module, 21, 3)
+    del script.hindsight.check_rewards  # the method again
+    obs = script.observe()
+    script.state = script.state + 1
+    next_obs, never = script.observe(), np.zeros(3, np.bool_)
+    rewards = 2 * next_obs[:, ACHIEVED][:, 0] - 3 * obs[:, DESIRED][:, 0] + obs[:, DESIRED][:, 1]
+    rest = next_obs, never, never
+    script.hindsight.add(obs, rewards, *rest)
+    with pytest.raises(ValueError, match="but compute_reward says"):
+        script.hindsight.add(obs, 0.1 * rewards, *rest)
+    script.hindsight.run.args.n_sampled_goal = 0  # its parent asks for no compute_reward
+    script.hindsight.add(obs, 0.1 * rewards, *rest)
 
 
 def test_goals_come_as_the_environment_declares_them():

@@ -165,18 +165,20 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
 
 
 def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
-    """Of (3, 4, 0) and (0, 0, -12), whose norms are clipped to 0.5 later: the mean by hand. A
-    parameter without a gradient keeps none.
+    """Of (3, 4, 0) and (0, 0, -12), whose norms are clipped to 0.5 later: the mean by hand. The
+    loss of rank 1 alone has a term of more parameters.
     """
     slopes = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, -12.0]])
 
     def backward(rank):
-        agent = nn.ParameterDict({"used": torch.zeros(3), "unused": torch.zeros(2)})
-        loss, term = (agent["used"] * slopes[rank]).sum(), torch.tensor(5.0 + 2 * rank)
+        agent = nn.ParameterDict({"all": torch.zeros(3), "one": torch.zeros(2)})
+        loss, term = (agent["all"] * slopes[rank]).sum(), torch.tensor(5.0 + 2 * rank)
+        if rank == 1:
+            loss = loss + 7 * agent["one"].sum()
         ppo_parallel.SharedLoss(agent, loss, [term]).backward()
-        return agent["used"].grad.tolist(), agent["unused"].grad, term.item()
+        return agent["all"].grad.tolist(), agent["one"].grad.tolist(), term.item()
 
-    assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], None, 6.0)] * 2
+    assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], [3.5, 3.5], 6.0)] * 2
 
 
 def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_ranks):

@@ -156,6 +156,13 @@ def test_each_hidden_layer_is_normalised_before_its_activation(activation):
     assert [type(layer) for layer in agent.q_network] == layers
 
 
+def test_layers_before_any_activation_are_normalised():
+    layers = ppo_pqn.with_layer_norm(
+        nn.Sequential(nn.Linear(3, 5), nn.SiLU(), nn.Linear(5, 2)), [3]
+    )
+    assert [type(x) for x in layers] == [nn.Linear, nn.LayerNorm, nn.SiLU, nn.Linear]
+
+
 def test_without_it_the_network_is_ppos():
     networks = []
     for make in (ppo_pqn.Agent, ppo.Agent):

@@ -53,7 +53,7 @@ def test_an_update_of_the_critics_row_by_row(twin):
     y = batch["rewards"].clone()
     for b in torch.nonzero(~batch["terminated"]).flatten():
         next_obs = batch["next_obs"][b : b + 1]
-        action = (target.actor(next_obs) + noise[b].clip(-0.3, 0.3)).clip(-1, 1)
+        action = (target.policy(next_obs) + noise[b].clip(-0.3, 0.3)).clip(-1, 1)
         smallest = min(critic(next_obs, action).item() for critic in target.critics)
         y[b] += batch["discounts"][b] * smallest
     q_values = [critic(batch["obs"], batch["actions"]) for critic in agent.critics]
@@ -71,7 +71,7 @@ def test_an_update_of_the_critics_row_by_row(twin):
 def test_an_update_of_the_actor_climbs_the_first_critic():
     agent, _ = agents()
     obs = random_batch()["obs"]
-    loss = -agent.critics[0](obs, agent.actor(obs)).mean()
+    loss = -agent.critics[0](obs, agent.policy(obs)).mean()
     expected = step_down(loss, agent.actor)
     optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.1)
     scalars = td3.update_actor(agent, optimizer, obs)

@@ -192,6 +192,8 @@ def test_a_temperature_that_is_given_counts_whatever_the_first_weights_have(alph
     settings = {"alpha": alpha, "init_weights": str(run.folder / "weights.npz")}
     run = train(td3_sac, **TINY | {"total_timesteps": 100}, **settings)
     assert set(curves(run)["losses/alpha"].values()) == {alpha}
+    run.args.alpha = 0.5  # as a schedule in the loop would set it
+    assert run.agent.alpha() == 0.5
 
 
 @pytest.mark.parametrize("wanted, falls", [(None, True), (-40.0, True), (0.0, True), (2.0, False)])

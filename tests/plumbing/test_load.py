@@ -87,6 +87,17 @@ def test_a_copy_of_a_variant_is_loaded_whatever_its_name(beside):
     )  # fmt: skip
 
 
+def test_what_main_is_given_is_loaded_whatever_its_name(beside):
+    """And not what stands in its module under the usual one."""
+    here, copy = beside("ppo_lstm", "forgetful")
+    path = Path(copy.__file__)
+    last = "train, evaluation_policy)"
+    edited = path.read_text().replace(last, "train, make_envs=mine, evaluation_policy=sampled)")
+    path.write_text(edited)
+    copy.sampled, copy.mine = object(), object()
+    assert here.parts_of("forgetful")[3:] == (copy.sampled, copy.mine)
+
+
 @pytest.mark.parametrize("name", ["os", "json", "load", "tasks", "evil", "../evil", "a b", 3, None])
 def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, failure, name):
     """But for a script beside load.py: neither a module of Python's, nor a file that lies here."""
