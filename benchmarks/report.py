@@ -233,8 +233,9 @@ def same_numbers(run: dict, script: str | None) -> bool:
     """
     path, own = RESULTS / SAME_NUMBERS, run["script"]
     records = read_json(path) if path.exists() else []
-    table = "" if "--env-id" in run["command"] else config_of(run["command"])
-    name = table.replace(".toml:", ":")
+    name = config_of(run["command"]).replace(".toml:", ":")
+    if other := re.search(r" --env-id \S+", run["command"]):
+        name += other[0]
     equals = (x["scripts"] for x in records if f"benchmarks/{x['name']}" == name)
     return script == own or any({script, own} <= set(scripts) for scripts in equals)
 

@@ -5,13 +5,14 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
 
 Today's tables of benchmarks/*.toml, without those that need demonstrations, Ray or a package that
-not everybody has, the defaults of the four scripts, and a few commands for what no table uses run
+is not installed, the defaults of the four scripts, and a few commands for what no table uses run
 for a few thousand steps, with checkpoints on the way. With --record, tables with equal hashes go
 into results/same-numbers.json: report.py then lets seeds of the one script join a cell of the
 other.
 Exit status: 0 if every hash is the same, 1 if not.
 """
 
+import importlib.util
 import io
 import json
 import re
@@ -40,7 +41,13 @@ IMAGES = {
     "dqn": "--total-timesteps 1200 --checkpoint-frequency 500 --learning-starts 400"
     " --buffer-size 800",
 }
+# cells of a table of another environment
+ELSEWHERE = (
+    "halfcheetah:ppo-cleanrl --env-id Hopper-v5",
+    "halfcheetah:ppo-cleanrl --env-id Walker2d-v5",
+)
 FOREIGN = "mpe2", "panda_gym", "gymnasium_robotics"
+MISSING = tuple(name for name in FOREIGN if importlib.util.find_spec(name) is None)
 EVERY = "--torch-threads 1 --eval-episodes 2"  # one for each agent of ppo_multi
 MORE = {
     "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",
@@ -65,14 +72,17 @@ def commands(only: list[str]) -> dict[str, str]:
     found = {f"defaults:{script}": f"{script} {SHORT[script]}" for script in SHORT}
     for path in sorted((ROOT / "benchmarks").glob("*.toml")):
         for table, settings in report.read_toml(path).items():
-            is_foreign = settings["env_id"].startswith(FOREIGN)
-            if is_foreign or "demonstrations" in settings or table == "dqn_apex":
+            missing = settings["env_id"].startswith(MISSING)
+            if missing or "demonstrations" in settings or table == "dqn_apex":
                 continue
             script = table.split("-")[0]
             parent = script.split("_")[0]  # of a variant
             short = (IMAGES if settings["env_id"].startswith("ALE/") else SHORT)[parent]
             config = f"--config benchmarks/{path.name}:{table}"
             found[f"{path.stem}:{table}"] = f"{script} {config} {short}"
+    for name in ELSEWHERE:
+        table, env_id = name.split(maxsplit=1)
+        found[name] = f"{found[table]} {env_id}"
     found |= MORE
     if unknown := set(only) - found.keys():
         sys.exit(f"no such command: {', '.join(sorted(unknown))}; there are {', '.join(found)}")

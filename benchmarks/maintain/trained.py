@@ -29,11 +29,11 @@ def cell_of(about: dict) -> str:
 
 def recorded_returns(cell: str) -> dict:
     """Seed -> greedy return after training, of the seeds in benchmarks/results/."""
-    path = report.RESULTS / f"{cell}.csv"
-    if not path.exists():
-        return {}
-    found = report.read_cell(path)
-    return dict(zip(found.seeds, found.values("greedy"), strict=True))
+    for folder in (report.RESULTS, report.RESULTS / "variants"):
+        if (path := folder / f"{cell}.csv").exists():
+            found = report.read_cell(path)
+            return dict(zip(found.seeds, found.values("greedy"), strict=True))
+    return {}
 
 
 def copy_run(folder: Path, target: Path):
