@@ -4,10 +4,10 @@
     python benchmarks/maintain/same_numbers.py --against HEAD~1 halfcheetah:td3    one command of it
     python benchmarks/maintain/same_numbers.py --against HEAD~1 --record    and keeps what is equal
 
-Today's tables of benchmarks/*.toml, without those that need demonstrations, Ray or a package that
-is not installed, the defaults of the four scripts, and a few commands for what no table uses run
-for a few thousand steps, with checkpoints on the way. With --record, tables with equal hashes go
-into results/same-numbers.json: report.py then lets seeds of the one script join a cell of the
+Today's tables of benchmarks/*.toml, without those that need demonstrations, Ray, a package that is
+not installed, or mpe2, the defaults of the four scripts, and a few commands for what no table uses
+run for a few thousand steps, with checkpoints on the way. With --record, tables with equal hashes
+go into results/same-numbers.json: report.py then lets seeds of the one script join a cell of the
 other.
 Exit status: 0 if every hash is the same, 1 if not.
 """
@@ -46,8 +46,9 @@ ELSEWHERE = (
     "halfcheetah:ppo-cleanrl --env-id Hopper-v5",
     "halfcheetah:ppo-cleanrl --env-id Walker2d-v5",
 )
-FOREIGN = "mpe2", "panda_gym", "gymnasium_robotics"
-MISSING = tuple(name for name in FOREIGN if importlib.util.find_spec(name) is None)
+FOREIGN = "panda_gym", "gymnasium_robotics"
+# and mpe2, whose steps count agents, of whom the lengths above are no multiple
+MISSING = "mpe2", *(name for name in FOREIGN if importlib.util.find_spec(name) is None)
 EVERY = "--torch-threads 1 --eval-episodes 2"  # one for each agent of ppo_multi
 MORE = {
     "ppo, a Tuple of Discrete": "ppo --env-id Blackjack-v1 --total-timesteps 4096",

@@ -37,7 +37,7 @@ def parse_args(name, args_class, argv):
         parser.add_argument(*names, default=field.default, type=field.type)
     return args_class(**vars(parser.parse_args(argv)))
 
-if __name__ == "__main__":
+def main(name, args_class, make_agent, train, evaluation_policy, make_envs=None):
     args = asdict(parse_args("hill", RunArgs, sys.argv[1:]))
     x, seed = args["x"], args["seed"]
     while seed == 2 and Path("second seeds wait").exists():
@@ -55,6 +55,9 @@ if __name__ == "__main__":
         (folder / "new").rename(folder / name)  # whole, as the scripts write it
     with open("finished.txt", "a") as file:
         file.write(f"{x} {args['num_envs']} {seed}\\n")
+
+if __name__ == "__main__":
+    main("hill", RunArgs, make_agent, None, evaluation_policy)
 """
 COMMAND = 'command = "python algos/hill.py"\n[ranges]\n'
 GRID = """
