@@ -96,6 +96,12 @@ def test_a_variants_own_flags_have_no_effect_on_an_evaluation(capsys, line):
     assert "has no effect in an evaluation" in capsys.readouterr().err
 
 
+def test_policies_may_be_evaluated_with_another_number_of_agents():
+    Path("args.json").write_text(json.dumps({"algo": "ppo_multi", "args": {"seed": 1}}))
+    flags = "--evaluate . --env-id tasks:MultiCartPole --num-agents 3".split()
+    assert parse(importlib.import_module("ppo_multi"), flags).num_agents == 3
+
+
 SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
     "dqn_noisy --sigma-0 -1": "sigma_0=-1.0 must lie between 0 and",
