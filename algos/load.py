@@ -51,7 +51,7 @@ def algo_of(folder: Path) -> str:
     path = folder / "args.json"
     try:
         return json.loads(path.read_text("utf-8-sig"))["algo"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         refuse(f"{path}: {type(error).__name__}: {error}")
 
 
@@ -73,9 +73,12 @@ def parts_of(name: str):
     main = value(call.func)
     parent = sys.modules[main.__module__]
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    given = inspect.signature(main).bind(*call.args, **keywords).arguments
-    parts = [value(given[x]) for x in ("args_class", "make_agent", "evaluation_policy")]
-    make_envs = value(given["make_envs"]) if "make_envs" in given else parent.make_envs
+    try:
+        given = inspect.signature(main).bind(*call.args, **keywords).arguments
+        parts = [value(given[x]) for x in ("args_class", "make_agent", "evaluation_policy")]
+        make_envs = value(given["make_envs"]) if "make_envs" in given else parent.make_envs
+    except (TypeError, NameError) as error:
+        refuse(f"{name}.py must write out what it gives to main, each at the top level: {error}")
     return parent, *parts, make_envs
 
 

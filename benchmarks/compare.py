@@ -51,11 +51,14 @@ class AnyRun:
 
 
 def read_any_run(folder: Path) -> AnyRun:
-    scalars, texts = report.read_events(folder)
+    ours = (folder / "args.json").exists()
+    try:
+        scalars, texts = report.read_events(folder)
+        points = report.training_episodes(scalars, one_a_point=not ours)
+    except report.UNREADABLE as error:
+        raise UserError(f"the curves of {folder} cannot be read: {error!r}") from None
     if not scalars:
         raise UserError(f"{folder} has no curves")
-    ours = (folder / "args.json").exists()
-    points = report.training_episodes(scalars, one_a_point=not ours)
     if ours:
         finished = (folder / "result.json").exists()
         try:
@@ -64,7 +67,7 @@ def read_any_run(folder: Path) -> AnyRun:
             run.versions = dict(saved.get("versions", {}))
             run.command = str(saved.get("command", ""))
             run.resumed = [(int(x["step"]), dict(x["versions"])) for x in saved.get("resumed", [])]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except report.UNREADABLE as error:
             raise UserError(f"{folder}/args.json cannot be read: {error!r}") from None
     elif "hyperparameters/text_summary" not in texts:
         raise UserError(f"{folder} is a run neither of ours nor of CleanRL's")
@@ -79,7 +82,7 @@ def read_any_run(folder: Path) -> AnyRun:
     try:
         for name in ("total_timesteps", "num_envs", "gamma"):
             float(run.args.get(name, 1))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{folder} has no number as {name}: {error}") from None
     return run
 
@@ -200,7 +203,7 @@ def least_entropy(run: AnyRun) -> float:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file}
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
+        except (*report.UNREADABLE, BadZipFile) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
     if "log_std" in arrays:
         return arrays["log_std"].size * (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))

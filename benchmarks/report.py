@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from google.protobuf.message import DecodeError
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
@@ -40,6 +41,9 @@ SAME_NUMBERS = "same-numbers.json"  # by maintain/same_numbers.py: which scripts
 WINDOWS = 100  # points of a training curve
 EPISODES = 100  # at the end of training, of which the training return is the mean
 KINDS = "greedy", "training", "last100"  # of returns
+# what reading a stranger's file may raise
+UNREADABLE = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError
+UNREADABLE += RecursionError, MemoryError, EOFError, DecodeError
 KEPT = "seed", "seconds", "eval_episodes", "run_hash"  # of a run's result.json, in its cell
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
@@ -172,13 +176,14 @@ def read_run(folder: Path) -> dict:
         run = {name: result[name] for name in ("env_id", "algo", *KEPT)} | {"folder": folder}
         run |= {"args": dict(saved["args"]), "command": saved["command"]}
         run |= {"result": result, "returns": returns, **by_kind(saved["versions"])}
-        shlex.split(saved["command"])  # fails now, not in the cell
+        range(result["seed"]), float(result["seconds"])  # fail now, not in the cell
+        shlex.split(saved["command"])
         for later in saved.get("resumed", []):
             for name, value, first in differences(run | by_kind(later["versions"]), run):
                 text = f"resumed at step {later['step']} with {name}={value}, begun with {first}"
                 raise UserError(f"{folder}: {text}: a run of no single script, so of no cell")
         return run
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
 
@@ -385,9 +390,13 @@ def difficulty(env_id: str) -> tuple:
 
 def read_cell(path: Path) -> Cell:
     try:
-        return Cell(read_json(path.with_suffix(".json")), pd.read_csv(path.with_suffix(".csv")))
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read as a cell: {error}") from None
+        about, returns = read_json(path.with_suffix(".json")), pd.read_csv(path.with_suffix(".csv"))
+        for name in ("env_id", "table", "algo", "steps", "command", "args", "versions", "runs"):
+            about[name]
+        returns[["kind", "seed", "step", "return"]]
+        return Cell(about, returns)
+    except UNREADABLE as error:
+        raise UserError(f"{path} cannot be read as a cell: {error!r}") from None
 
 
 def read_published() -> list:

@@ -98,6 +98,14 @@ def test_what_main_is_given_is_loaded_whatever_its_name(beside):
     assert here.parts_of("forgetful")[3:] == (copy.sampled, copy.mine)
 
 
+@pytest.mark.parametrize("given", ["*parts)", "train, only_there)"])
+def test_what_main_is_given_must_be_written_out(beside, failure, given):
+    here, copy = beside("ppo_lstm", "hidden")
+    path = Path(copy.__file__)
+    path.write_text(path.read_text().replace("train, evaluation_policy)", given))
+    assert "hidden.py must write out what it gives to main" in failure(here.parts_of, "hidden")
+
+
 @pytest.mark.parametrize("name", ["os", "json", "load", "tasks", "evil", "../evil", "a b", 3, None])
 def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, failure, name):
     """But for a script beside load.py: neither a module of Python's, nor a file that lies here."""
@@ -111,7 +119,7 @@ def test_what_a_folder_names_is_not_imported(tmp_path, monkeypatch, failure, nam
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}"])
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "[" * 100_000])
 def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, failure, text):
     if text is not None:
         (tmp_path / "args.json").write_text(text)

@@ -11,6 +11,7 @@ import pytest
 import report
 from cells import a_run, cell_named
 from conftest import only_run
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 
@@ -185,13 +186,23 @@ def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, tool):
 
 def test_what_is_broken_in_a_folder_is_a_line(results):
     write_curves(results / "run", 8.0)
-    for text in ("{", "[]", '{"algo": "ppo"}', '{"algo": "ppo", "args": 1}'):
+    deep = "[" * 100_000
+    resumed = '{"algo": "ppo", "args": {}, "resumed": [{"step": 1e999, "versions": {}}]}'
+    for text in ("{", "[]", deep, resumed, '{"algo": "ppo"}', '{"algo": "ppo", "args": 1}'):
         (results / "run" / "args.json").write_text(text)
         with pytest.raises(report.UserError, match=r"args\.json cannot be read"):
             compare.read_any_run(results / "run")
     write_run(results / "run", 8.0, {"gamma": [0.9]})
     with pytest.raises(report.UserError, match="has no number as gamma"):
         compare.read_any_run(results / "run")
+    write_run(results / "run", 8.0, {"gamma": 10**400})
+    with pytest.raises(report.UserError, match="has no number as gamma"):
+        compare.read_any_run(results / "run")
+    with open(results / "run" / "events.out.tfevents.1", "wb") as file:
+        RecordWriter(file).write(b"no event of TensorBoard's")
+    with pytest.raises(report.UserError, match=r"curves of .* cannot be read"):
+        compare.read_any_run(results / "run")
+    (results / "run" / "events.out.tfevents.1").unlink()
     write_run(results / "run", 8.0)
     for data in (b"", b"nothing", b"PK\x03\x04nothing"):
         (results / "run" / "weights.npz").write_bytes(data)

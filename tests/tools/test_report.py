@@ -113,9 +113,10 @@ def test_a_cell_comes_back_from_its_files(results):
     assert cell.values("best").tolist() == [10, 20, 30]
     steps, returns = cell.curve("training")  # where all seeds have one
     assert steps.tolist() == [100] and returns.tolist() == [[2], [4], [4]]
-    (report.RESULTS / "CartPole-v1-ppo-mine.json").write_text("{")
-    with pytest.raises(report.UserError, match="cannot be read as a cell"):
-        report.read_cells(report.RESULTS)
+    for text in ("{", "{}", "[]", "[" * 100_000):
+        (report.RESULTS / "CartPole-v1-ppo-mine.json").write_text(text)
+        with pytest.raises(report.UserError, match="cannot be read as a cell"):
+            report.read_cells(report.RESULTS)
 
 
 def test_the_tables(results, monkeypatch):
@@ -470,6 +471,8 @@ def test_a_run_that_lost_a_part_of_its_curves_is_refused(command, tmp_path):
         refused("args.json", resumed(**{name: value}), text)
     for text in (json.dumps(saved | {"args": 5}), json.dumps(saved | {"command": "'"}), "{"):
         refused("args.json", text)
+    for field, value in {"seed": "2", "seconds": "x", "eval_return_mean": None}.items():
+        refused("result.json", json.dumps(whole["result"] | {field: value}))
     refused("result.json", "[]")
     (events,) = folder.glob("events.*")
     content = events.read_bytes()
