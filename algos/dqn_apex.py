@@ -171,9 +171,9 @@ class Actor(dqn.Run):
         self.args = args
         self.index = index
         self.obs_space = obs_space
-        self.make_envs = dqn.make_envs
+        self.make_envs = make_envs
         self.envs = self.writer = self.bar = self.lock = None  # what dqn.Run.close looks at
-        self.agent = dqn.make_agent(args, obs_space, action_space).eval()
+        self.agent = make_network(args, obs_space, action_space).eval()
         self.checkpoint_steps = math.inf  # the learner saves
 
     def collect(self, weights: dict, step: int, epsilon: float, begins: bool):
@@ -238,10 +238,15 @@ def add_fragment(buffer, transitions: list, errors):
     buffer.set_errors(steps, envs, errors.ravel())
 
 
+# the learner's, and those of each actor
+make_network = dqn.make_agent
+make_envs = dqn.make_envs
+
+
 def make_agent(args, obs_space, action_space):
     if not args.evaluate:
         connect(args)  # before a run folder is made
-    return dqn.make_agent(args, obs_space, action_space)
+    return make_network(args, obs_space, action_space)
 
 
 def connect(args: Args):
@@ -265,4 +270,4 @@ def connect(args: Args):
 
 
 if __name__ == "__main__":
-    dqn.main("dqn_apex", Args, make_agent, train, dqn.evaluation_policy)
+    dqn.main("dqn_apex", Args, make_agent, train, dqn.evaluation_policy, make_envs)

@@ -29,6 +29,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 import tomllib
 import traceback
@@ -126,7 +127,8 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
         buffer = RolloutBuffer()
         # num_envs; in ppo_parallel.py those of all ranks
         steps_at_once = args.iteration_steps // args.num_steps
-        for _ in range(min(args.num_steps, (args.total_timesteps - step) // steps_at_once)):
+        steps_left = max(1, (args.total_timesteps - step) // steps_at_once)
+        for _ in range(min(args.num_steps, steps_left)):
             buffer.add(**collect(agent, run, args))
         batch, running_returns = make_batch(agent, buffer, args, running_returns)
 
@@ -217,6 +219,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
+            terms = {name: torch.as_tensor(x, device=agent.device) for name, x in terms.items()}
             losses.append({name: term.detach() for name, term in terms.items()})
             log_ratios.append(log_ratio.detach())
         log_ratios = torch.cat(log_ratios)  # of one whole epoch
@@ -345,9 +348,10 @@ class RolloutBuffer:
     def __init__(self):
         self.transitions = []
 
-    def add(self, **transition):  # arrays (num_envs, ...) by name: kept, not copied
+    def add(self, **transition):  # arrays (num_envs, ...) by name
         assert len({len(array) for array in transition.values()}) == 1, transition
-        self.transitions.append(transition)
+        # copies, since what a loop keeps of an environment may be changed in place
+        self.transitions.append({name: np.array(array) for name, array in transition.items()})
 
     def __getitem__(self, name):
         return np.stack([transition[name] for transition in self.transitions])
@@ -534,10 +538,11 @@ def make_env(env_id: str, **keywords):
     env = gym.make(env_id, **keywords)
     space = env.observation_space
     if space.dtype != np.uint8 or len(space.shape) < 2 or 0 in space.shape:
-        return as_vectors(env)
+        with closed_on_error([env]):
+            return as_vectors(env)
     shape = channels_first(np.zeros(space.shape, np.uint8)).shape
     space = gym.spaces.Box(0, space.high.max(), shape, np.uint8)
-    return converted(env, channels_first, space)
+    return Converted(env, channels_first, space)
 
 
 def channels_first(image):
@@ -614,7 +619,8 @@ class AtariEnvs(gym.vector.VectorWrapper):
 #
 # It uses Args, make_envs and what main is given. What stands above it may use
 # - fail, require_range, refuse_typed;
-# - before_making, as_vectors, converted, one_line_errors, side_by_side, for environments;
+# - before_making, as_vectors, Converted, closed_on_error, one_line_errors, side_by_side, for
+#   environments;
 # - run's agent, rng, device, obs_space, obs, infos, next_infos, start, step, log, end_iteration.
 
 
@@ -727,14 +733,19 @@ def checked(args):
     args.env_id = args.env_id.removeprefix("ale_py:")
     args.check()
     require_range(args, "eval_episodes eval_max_steps log_frequency", low=1)
-    require_range(args, "eval_frequency env_timeout")
+    require_range(args, "eval_frequency")
+    require_range(args, "env_timeout", low=0.1)
+    if not args.async_envs:
+        refuse_typed(args, "env_timeout", "without --async-envs")
     require_range(args, "seed", high=2**63 - 1)
     require_range(args, "torch_threads", high=1024)
+    if not re.fullmatch(r"(\w[\w.]*:)?[^:]*", args.env_id):
+        fail(f"environment {args.env_id} must be a name, or a module and a name: module:Name-v0")
     if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
         fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
     try:
         env_kwargs = json.loads(args.env_kwargs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
     if not isinstance(env_kwargs, dict):
         fail(
@@ -769,7 +780,7 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
         about = json.loads(path.read_text("utf-8-sig"))
         settings = dict(about["args"])
         algo = about["algo"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         fail(f"{path}: {type(error).__name__}: {error}")
     if algo != name:
         fail(f"{folder} is no {name} run, but of {algo}")
@@ -781,13 +792,13 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
 
 def table_of(config: str, name: str) -> tuple[str, dict]:
     """A table of FILE.toml[:TABLE], by default that of this name."""
-    path, ext, table = re.fullmatch(r"(.+?)(\.toml)?(?::([\w-]+))?", config).groups()
+    path, ext, table = re.fullmatch(r"(.*?)(\.toml)?(?::([\w-]+))?", config).groups()
     folder = Path() if ext else Path(__file__).parents[1] / "benchmarks"
     path = folder / f"{path}.toml"
     table = table or name
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fail(f"{path}: {error}")
     if not isinstance(tables.get(table), dict):
         fail(f"{path} has no table [{table}], but {', '.join(tables) or 'none at all'}")
@@ -822,7 +833,7 @@ def as_vectors(env):
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
     vectors = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
-    return converted(env, np.asarray, vectors)
+    return Converted(env, np.asarray, vectors)
 
 
 def why_no_vector(space, alone: bool) -> str:
@@ -856,13 +867,43 @@ def is_flattenable(space) -> bool:
         return False
 
 
-def converted(env, convert, space):
-    """The environment with convert(obs), of `space`, and with rewards as plain numbers."""
-    # a copy, since some environments write each observation into the same array
-    env = gym.wrappers.TransformObservation(
-        env, lambda obs: np.array(convert(obs), space.dtype), space
-    )
-    return gym.wrappers.TransformReward(env, lambda reward: np.asarray(reward).item())
+class Converted(gym.ObservationWrapper):
+    """The environment with convert(obs), of `space`, and plain numbers, whatever array it gives."""
+
+    def __init__(self, env, convert, space):
+        super().__init__(env)
+        self.convert = convert
+        self.observation_space = space
+
+    def observation(self, obs):
+        # a copy, since some environments write each observation into the same array
+        return np.array(self.convert(obs), self.observation_space.dtype).reshape(
+            self.observation_space.shape
+        )
+
+    def step(self, action):
+        obs, *numbers, info = self.env.step(action)
+        reward, terminated, truncated = (np.asarray(x).item() for x in numbers)
+        return self.observation(obs), reward, terminated, truncated, info
+
+
+@contextlib.contextmanager
+def closed_on_error(envs: list):
+    """Closes environments that the script cannot take: simulators would go on running."""
+    try:
+        yield
+    except BaseException:
+        close_all(envs)
+        raise
+
+
+def close_all(envs: list):
+    """Closes each, also after one that cannot be closed."""
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            print(f"closing an environment: {error!r}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -872,11 +913,11 @@ def one_line_errors(env_id: str, keywords: dict):
         yield
     except (gym.error.Error, ImportError) as error:
         fail(f"environment {env_id}: {error}")
-    except TypeError as error:
+    except (TypeError, ValueError, LookupError, AssertionError, OSError) as error:
         cause = error.__cause__ or error
         # where the innermost call is gymnasium's own, the arguments did not fit the environment
         innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
-        unknown = any(f"unexpected keyword argument '{name}'" in str(cause) for name in keywords)
+        unknown = any(f"argument '{name}'" in str(cause) for name in keywords)
         if not unknown and "gymnasium" not in innermost.f_code.co_filename:
             raise  # a bug of the environment's own
         fail(f"environment {env_id} with {keywords}: {cause}")
@@ -891,10 +932,18 @@ def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
 
     with one_line_errors(args.env_id, keywords):
         if not (args.async_envs and training):
-            return SyncEnvs([make] * num_envs, autoreset_mode=SAME_STEP)
+            return in_this_process(make, num_envs)
         seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
         spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
         return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
+
+
+def in_this_process(make, num_envs: int):
+    envs = []
+    with closed_on_error(envs):  # where one cannot be made, the others
+        for _ in range(num_envs):
+            envs.append(make())
+        return SyncEnvs([lambda env=env: env for env in envs], autoreset_mode=SAME_STEP)
 
 
 class SyncEnvs(gym.vector.SyncVectorEnv):
@@ -914,7 +963,7 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
         infos = {"final_obs": {}, "final_info": {}}
         for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
             obs, reward, terminated, truncated, info = env.step(action)
-            infos["final_info"][i] = info
+            infos["final_info"][i] = dict(info)  # it may change at the reset
             if terminated or truncated:
                 infos["final_obs"][i] = obs
                 obs, info = env.reset()
@@ -922,6 +971,9 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
             rows.append((obs, reward, terminated, truncated))
         obs, rewards, *ends = zip(*rows, strict=True)
         return np.array(obs), np.float64(rewards), *np.array(ends, np.bool_), infos
+
+    def close_extras(self, **_):
+        close_all(self.envs)
 
 
 class AsyncEnvs(gym.vector.AsyncVectorEnv):
@@ -968,7 +1020,8 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             process.terminate()
         for process in self.processes:
             process.join(1)
-            process.kill()
+            if process.is_alive():
+                os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
 
 
 def in_process(make, seed: int, spec):
@@ -979,8 +1032,11 @@ def in_process(make, seed: int, spec):
 
     def make_there():
         if os.getpid() != parent:
+            os.setpgid(0, 0)  # a group of its own, with what a simulator starts: see close_extras
+            multiprocessing.current_process()._config["daemon"] = False  # or it could start nothing
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which closes the environment
+            on_sigterm(lambda *_: sys.exit(1))  # which closes the environment
+            threading.Thread(target=end_after_training, daemon=True).start()
             torch.manual_seed(seed)
             seed_generators(seed)
             if spec is not None:
@@ -990,18 +1046,43 @@ def in_process(make, seed: int, spec):
     return make_there
 
 
+def end_after_training():
+    """Ends a process of AsyncEnvs, with its programs, that hangs when the training was killed."""
+    multiprocessing.parent_process().join()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        time.sleep(5)
+        os.killpg(0, number)
+
+
+def on_sigterm(handler):
+    """Calls it on SIGTERM, but not in processes that a simulator forks."""
+    signal.signal(signal.SIGTERM, handler)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
 class InProcess(gym.Wrapper):
     """An environment in a process of AsyncEnvs. Its infos come back under a name of their own."""
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
             seed_generators(seed)
-        obs, info = self.env.reset(seed=seed, options=options)
+        with sendable_errors():
+            obs, info = self.env.reset(seed=seed, options=options)
         return obs, {"said": sendable(info)}
 
     def step(self, action):
-        *transition, info = self.env.step(action)
+        with sendable_errors():
+            *transition, info = self.env.step(action)
         return *transition, {"said": sendable(info)}
+
+
+@contextlib.contextmanager
+def sendable_errors():
+    """An exception of a simulator's own may not reach another process: its text does."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def sendable(info: dict) -> dict:
@@ -1086,6 +1167,7 @@ def play(envs, obs, policy, max_steps: int, add_frame=None):
 def write_file(path: Path, write, check=lambda path: None):
     """All or nothing, even if the power fails: to another file, synced, checked, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # a link would lead out of the folder
     try:
         with open(temporary, "wb") as file:
             write(file)
@@ -1119,7 +1201,10 @@ def read_checkpoint(path: Path) -> dict:
     try:
         if damaged := zipfile.ZipFile(path).testzip():
             fail(f"{path} is damaged: {damaged}")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if not 0 <= saved["step"] < 2**63:
+            raise ValueError(f"step {saved['step']}")
+        return saved
     except Exception as error:
         fail(f"{path}: {error}")
 
@@ -1159,7 +1244,7 @@ def choose_device(name: str, images: bool):
     try:
         device = torch.zeros(1, device=name).device
         torch.zeros(1, device=device).item()  # not of `meta`, which holds no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         fail(f"--device {name}: {error}")
     return device
 
@@ -1209,6 +1294,7 @@ class Run:
         torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
+        self.settings = asdict(args)  # from here on a script may change its arguments
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
         self.agent.device = self.device
         self.bounds = {}  # in weights.npz, so that it says what its actions mean
@@ -1253,7 +1339,7 @@ class Run:
         try:
             about = json.loads(path.read_text("utf-8-sig"))
             trained = [dict(x.get("versions", {})) for x in [about, *about.get("resumed", [])]]
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             fail(f"{path}: {error}")
         other = []
         for name, here in versions(type(self.args)).items():
@@ -1292,20 +1378,16 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
-        self.refuse_forgotten([x for x in parts.values() if isinstance(x, torch.optim.Optimizer)])
+        self.refuse_forgotten([x for x in parts.values() if hasattr(x, "param_groups")])
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                fail(f"{name} goes into checkpoints, so it needs state_dict and load_state_dict")
         self.parts = parts
         self.started = time.perf_counter()
         resumed = self.saved
         self.saved = None  # it may be large
         if resumed:
-            for name, part in parts.items():
-                if name not in resumed["parts"]:
-                    fail(f"{self.folder / 'checkpoint.pt'} has no {name}: it is of another script")
-                part.load_state_dict(resumed["parts"][name])
-            self.rng.bit_generator.state = resumed["rng"]
-            torch.set_rng_state(resumed["torch_rng"])
-            self.best_return = resumed["best_return"]
-            self.started -= resumed["seconds"]
+            self.restore(resumed)
             put_event_files_first(self.folder)
             # TensorBoard drops what a process that was killed logged after its last checkpoint
             self.writer = SummaryWriter(self.folder, purge_step=self.step_count + 1)
@@ -1327,6 +1409,21 @@ class Run:
         self.next_infos = self.infos
         return step
 
+    def restore(self, saved: dict):
+        """Sets what a checkpoint holds."""
+        path = self.folder / "checkpoint.pt"
+        try:
+            for name, part in self.parts.items():
+                if name not in saved["parts"]:
+                    fail(f"{path} has no {name}: it is of another script")
+                part.load_state_dict(saved["parts"][name])
+            self.rng.bit_generator.state = saved["rng"]
+            torch.set_rng_state(saved["torch_rng"])
+            self.best_return = saved["best_return"]
+            self.started -= saved["seconds"]
+        except Exception as error:
+            fail(f"{path}: {type(error).__name__}: {error}")
+
     def refuse_forgotten(self, optimizers: list):
         """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -1340,7 +1437,7 @@ class Run:
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
         says with which script and packages it was resumed.
         """
-        args = asdict(self.args)
+        args = self.settings
         plain = {k: v if isinstance(v, int | float) else str(v) for k, v in args.items()}
         self.writer.file_writer.add_summary(hparams({"algo": self.name, **plain}, {})[1])
         path = self.folder / "args.json"
@@ -1415,6 +1512,12 @@ class Run:
             self.log_evaluation()
         if saves:
             self.save()
+            if step % self.checkpoint_steps:
+                print(
+                    f"the checkpoint of step {step} lies within episodes, so a resumed run will"
+                    " differ: see Args.iteration_steps",
+                    file=sys.stderr,
+                )
         self.bar.update(step - self.last_step)
         self.last_step = step
         return step
@@ -1471,6 +1574,7 @@ class Run:
         name = "evaluation" if self.args.evaluate else f"step-{self.step_count}"
         path = self.folder / "videos" / f"{name}-seed-{self.args.seed}.mp4"
         path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # a link would lead out of the folder
         imageio = importlib.import_module("imageio")
         with imageio.get_writer(path, fps=30, macro_block_size=2) as video:
             yield video
@@ -1595,7 +1699,9 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
     trains it, evaluation_policy(agent, rng, args) makes a function from observations to actions.
     """
     args = parse_args(name, args_class, sys.argv[1:])
-    signal.signal(signal.SIGTERM, interrupt)  # ends as Ctrl-C does
+    on_sigterm(interrupt)  # ends as Ctrl-C does
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, interrupt)
     run = None
     try:
         run = Run(name, args, make_agent, evaluation_policy, make_envs)
@@ -1608,6 +1714,11 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         how = run.how_to_resume() if run else ""
         print("\nstopped" + (f"; {how}" if how else ""), file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
+    except SystemExit as ended:
+        if ended.code == 2:  # by fail
+            raise
+        how = run.how_to_resume() if run else ""
+        raise RuntimeError(f"the run was ended by sys.exit; {how}") from ended
     except MemoryError as error:
         if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")

@@ -59,7 +59,8 @@ class Packed(gym.spaces.Box):
         self.space = space
         self.pixel_max = [float(part.high.max()) for part in images]
         self.shapes = [ppo.channels_first(np.zeros(part.shape)).shape for part in images]
-        self.vector_size = sum(gym.spaces.flatdim(part) for part in parts if not is_image(part))
+        vectors = [part for part in parts if not is_image(part)]
+        self.vector_size = sum(map(gym.spaces.flatdim, vectors)) or 1  # a zero where there is none
         num_bytes = 4 * self.vector_size + sum(map(math.prod, self.shapes))
         self.padding = np.zeros(-num_bytes % 4, np.uint8)  # every row begins where a float32 may
         super().__init__(0, 255, (1, 1, num_bytes + len(self.padding)), np.uint8)
@@ -70,7 +71,9 @@ class Packed(gym.spaces.Box):
         vector = [gym.spaces.flatten(part, x) for part, x in parts if not is_image(part)]
         images = [np.asarray(x, np.uint8) for part, x in parts if is_image(part)]
         pixels = [ppo.channels_first(image).ravel() for image in images]
-        floats = np.concatenate(vector).astype(np.float32)
+        numbers = np.concatenate([np.zeros(0), *vector])
+        floats = np.zeros(self.vector_size, np.float32)
+        floats[: len(numbers)] = numbers
         row = np.concatenate([floats.view(np.uint8), *pixels, self.padding])
         return row.reshape(self.shape)
 
@@ -121,12 +124,16 @@ def make_env(env_id, **keywords):
     """One environment, whose observations are packed. A wrapper of yours belongs below gym.make."""
     ppo.before_making(env_id)
     env = gym.make(env_id, **keywords)
-    space = env.observation_space
-    packed = Packed(space) if ppo.is_flattenable(space) else None
-    if packed is None or not packed.shapes or packed.vector_size == 0:
-        ppo.fail(f"{env_id}: observations must be a Dict or Tuple of images and vectors: {space}")
-    env = gym.wrappers.TransformObservation(env, packed.pack, packed)
-    return gym.wrappers.TransformReward(env, lambda reward: np.asarray(reward).item())
+    with ppo.closed_on_error([env]):
+        space = env.observation_space
+        packed = Packed(space) if ppo.is_flattenable(space) else None
+        if packed is None or not packed.shapes or is_image(space):
+            ppo.fail(f"{env_id}: observations must be a Dict or Tuple with images, not {space}")
+        for name, part in ppo.parts_of(space, "observation"):
+            error = "" if is_image(part) else ppo.why_no_vector(part, alone=False)
+            if error:
+                ppo.fail(f"{env_id}: {name}, {part}, {error}")
+        return ppo.Converted(env, packed.pack, packed)
 
 
 make_envs = partial(ppo.make_envs, make_env=make_env)
@@ -134,7 +141,7 @@ make_envs = partial(ppo.make_envs, make_env=make_env)
 
 def make_agent(args, obs_space, action_space):
     if not isinstance(obs_space, Packed):  # of games, which make_env does not make
-        ppo.fail(f"observations must be a Dict or Tuple of images and vectors, not {obs_space}")
+        ppo.fail(f"observations must be a Dict or Tuple with images, not {obs_space}")
     vectors = gym.spaces.Box(-np.inf, np.inf, (obs_space.vector_size,), np.float32)
     return ppo.make_agent(args, vectors, action_space, partial(Agent, packed=obs_space))
 

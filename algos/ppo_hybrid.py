@@ -85,9 +85,8 @@ class Agent(ppo.Agent):
         return actions
 
     def log_prob_and_entropy(self, outputs, actions):  # summed over the parts
-        means = outputs[:, self.numbers]
-        numbers = actions[:, self.numbers]
-        log_prob, entropy = ppo.gaussian_log_prob_and_entropy(means, self.log_std, numbers)
+        numbers = outputs[:, self.numbers], actions[:, self.numbers]
+        log_prob, entropy = super().log_prob_and_entropy(*numbers)
         for choice in self.choices:
             chosen = actions[:, choice].argmax(dim=1)
             score = ppo.categorical_log_prob_and_entropy(outputs[:, choice], chosen)
@@ -104,8 +103,9 @@ class Agent(ppo.Agent):
 def make_env(env_id, **keywords):
     """ppo's environment, which takes flattened actions."""
     env = ppo.make_env(env_id, **keywords)
-    unflatten = partial(gym.spaces.unflatten, env.action_space)
-    return gym.wrappers.TransformAction(env, unflatten, Flat(env.action_space))
+    with ppo.closed_on_error([env]):
+        unflatten = partial(gym.spaces.unflatten, env.action_space)
+        return gym.wrappers.TransformAction(env, unflatten, Flat(env.action_space))
 
 
 make_envs = partial(ppo.make_envs, make_env=make_env)

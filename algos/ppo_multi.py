@@ -229,9 +229,12 @@ class Worlds:
         infos |= {"_final_obs": self.ended, "final_obs": np.concatenate(last_obs)}
         return np.concatenate(obs), rewards, terminated, truncated, infos
 
-    def close(self):
+    def set_attr(self, name, value):
         for world in self.envs:
-            world.close()
+            setattr(getattr(world, "unwrapped", world), name, value)
+
+    def close(self):
+        ppo.close_all(self.envs)
 
 
 def maker(env_id):
@@ -265,14 +268,16 @@ def make_envs(args, num_envs, training=True, **keywords):
             raise
         ppo.fail(f"environment {args.env_id} with {keywords}: {error}")
     n = len(first.possible_agents)
-    for field in ("num_envs", "eval_episodes"):
-        if getattr(args, field) % n:
-            first.close()
-            ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
-    if (args.num_policies or n) >= n:
-        ppo.refuse_typed(args, "agent_id", "where no agents share a policy")
-    worlds = [first, *(make(**keywords) for _ in range(num_envs // n - 1))]
-    return Worlds(worlds, args.agent_id and (args.num_policies or n) < n)
+    worlds = [first]
+    with ppo.closed_on_error(worlds):
+        for field in ("num_envs", "eval_episodes"):
+            if getattr(args, field) % n:
+                ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
+        if (args.num_policies or n) >= n:
+            ppo.refuse_typed(args, "agent_id", "where no agents share a policy")
+        for _ in range(num_envs // n - 1):
+            worlds.append(make(**keywords))
+        return Worlds(worlds, args.agent_id and (args.num_policies or n) < n)
 
 
 if __name__ == "__main__":

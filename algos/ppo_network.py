@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 MOMENTUM = 0.02  # of running statistics: torch's 0.1 changes the policy too much between rollouts
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Args(ppo.RunArgs):
 def make_batch(agent, buffer, args, running_returns):
     """ppo's; then moves running means and variances a step to those of the rollout."""
     batch, running_returns = ppo.rollout_batch(agent, buffer, args, running_returns)
-    if args.batch_norm and len(batch["obs"]) > 1:  # a single observation has no variance
+    normalised = any(isinstance(layer, BATCH_NORMS) for layer in agent.modules())
+    if normalised and len(batch["obs"]) > 1:  # a single observation has no variance
         agent.train(False, renew=True)
         agent.evaluate_actions(batch)
         agent.eval()
@@ -138,7 +140,7 @@ class Agent(ppo.Agent):
     def train(self, mode=True, renew=False):  # torch's eval() calls it, too
         super().train(mode)
         for layer in self.modules():
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            if isinstance(layer, BATCH_NORMS):
                 layer.train(renew)
         return self
 

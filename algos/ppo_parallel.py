@@ -16,10 +16,10 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
   from seed, rank and step: so a run that is resumed ends as one that was never stopped.
 """
 
+import contextlib
 import io
 import itertools
 import os
-import signal
 import sys
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -195,6 +195,9 @@ def make_agent(args, obs_space, action_space):
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 
+make_envs = ppo.make_envs  # of all ranks
+
+
 class FollowingRun(ppo.Run):
     """Of a rank but the first: the same training, without a folder, a curve or an evaluation."""
 
@@ -216,7 +219,7 @@ class FollowingRun(ppo.Run):
 
 def follow():
     """What a rank but the first does: it trains as rank 0 was told to."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # rank 0 says what Ctrl-C has stopped
+    ppo.on_sigterm(ppo.interrupt)
     try:
         told = from_rank_0()
     except RuntimeError:  # rank 0 has left, and has said why
@@ -225,7 +228,7 @@ def follow():
     own |= {"resume": None, "init_weights": None, "capture_video": False}  # rank 0 alone reads
     args = Args(**told["args"] | own)
     args.first_step = told["step"]
-    run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy)
+    run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy, make_envs)
     try:
         train(args, run)
     finally:
@@ -243,15 +246,21 @@ def join():
         return
     num_gpus = torch.cuda.device_count()
     if num_gpus:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % num_gpus)
-    one_each = num_gpus >= int(os.environ["LOCAL_WORLD_SIZE"])  # as nccl demands
+        torch.cuda.set_device(int(on_this_machine("RANK")) % num_gpus)
+    one_each = num_gpus >= int(on_this_machine("WORLD_SIZE"))  # as nccl demands
     backend = "cpu:gloo,cuda:nccl" if one_each else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=6))  # while rank 0 evaluates
     if dist.get_rank() > 0:
-        follow()
+        with contextlib.suppress(KeyboardInterrupt):  # rank 0 says what was stopped
+            follow()
         sys.exit()
+
+
+def on_this_machine(name: str) -> str:
+    """RANK or WORLD_SIZE among the processes of this machine; not all launchers say it."""
+    return os.environ.get(f"LOCAL_{name}") or os.environ[name]
 
 
 if __name__ == "__main__":
     join()
-    ppo.main("ppo_parallel", Args, make_agent, train, ppo.evaluation_policy)
+    ppo.main("ppo_parallel", Args, make_agent, train, ppo.evaluation_policy, make_envs)

@@ -131,8 +131,9 @@ class Curiosity(nn.Module):
         self.obs_moments = ppo.RunningMoments(obs_space.shape)
         self.return_moments = ppo.RunningMoments(())
 
-    def learners(self):  # the target is none of them
-        return [*self.predictor.parameters(), *self.critic.parameters()]
+    def learners(self):  # all but the target
+        fixed = {*self.target.parameters()}
+        return [parameter for parameter in self.parameters() if parameter not in fixed]
 
     def errors(self, next_obs):
         """(batch, obs_dim) -> squared errors of the prediction, (batch,); section 2.2."""

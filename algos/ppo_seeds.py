@@ -210,17 +210,17 @@ def make_runs(args, first):
         if result_of(folder) is None:
             # without args.json, which comes after the first checkpoint, it was killed at its start
             own["resume"] = str(folder) if (folder / "args.json").exists() else None
-            runs[place] = make_run(replace(args, **own), folder)
+            runs[place] = make_run(replace(args, **own), folder, first)
     return runs, folders
 
 
-def make_run(args, folder):
+def make_run(args, folder, first):
     class Run(ppo.Run):
         def make_folder(self):
             folder.mkdir(exist_ok=True)
             return folder
 
-    return Run("ppo_seeds", args, make_agent, ppo.evaluation_policy)
+    return Run(first.name, args, make_agent, first.evaluation_policy, first.make_envs)
 
 
 def result_of(folder):

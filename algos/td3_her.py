@@ -86,8 +86,9 @@ class Hindsight:
         self.goal_space = space["desired_goal"]
         self.achieved = place_of(space, "achieved_goal")
         self.desired = place_of(space, "desired_goal")
-        self.compute_reward = attribute(env, "compute_reward")
-        self.compute_terminated = attribute(env, "compute_terminated") or panda_success(env)
+        self.compute_reward = OfEach(attribute(env, "compute_reward"))
+        ends = attribute(env, "compute_terminated") or panda_success(env)
+        self.compute_terminated = ends and OfEach(ends)
         self.total = 0  # rows added so far
         self.first = np.arange(self.num_envs)  # row with which each one's running episode began
         goal_size = gym.spaces.flatdim(self.goal_space)
@@ -114,12 +115,13 @@ class Hindsight:
         for i in self.run.ended:  # not by a checkpoint
             infos = self.run.next_infos[i]
             success = infos.get("is_success", infos.get("success", math.nan))  # mazes: success
-            self.run.log({"charts/success_rate": float(success)})
+            # of several parts, or of none
+            self.run.log({"charts/success_rate": np.asarray(success, np.float64).mean()})
 
     def check_rewards(self, obs, rewards, next_obs):
         """Those of hindsight are compute_reward's, so the others must be, too."""
         pairs = self.as_goals(next_obs[:, self.achieved]), self.as_goals(obs[:, self.desired])
-        computed = of_each(self.compute_reward, *pairs)
+        computed = self.compute_reward(*pairs)
         if not np.allclose(rewards, computed, rtol=1e-3, atol=1e-3):
             raise ValueError(f"rewards are {rewards}, but compute_reward says {computed}")
 
@@ -141,9 +143,9 @@ class Hindsight:
         for name in ("obs", "next_obs"):
             batch[name][chosen, self.desired] = goals
         pairs = self.as_goals(reached[rows % self.capacity]), self.as_goals(goals)
-        batch["rewards"][chosen] = of_each(self.compute_reward, *pairs)
+        batch["rewards"][chosen] = self.compute_reward(*pairs)
         if self.compute_terminated is not None:
-            batch["terminated"][chosen] = of_each(self.compute_terminated, *pairs)
+            batch["terminated"][chosen] = self.compute_terminated(*pairs)
         return batch
 
     def as_goals(self, rows):  # (n, goal_size) -> (n, *shape), as the environment declares them
@@ -160,13 +162,40 @@ class Hindsight:
             array[: self.total] = state[name]
 
 
-def of_each(function, achieved, desired):
-    """compute_reward or compute_terminated of each row, (n,); some take only one at a time."""
-    values = np.asarray(function(achieved, desired, {}))
-    if values.shape != (len(desired),):
+class OfEach:
+    """compute_reward or compute_terminated of each row of goals, (n,). Some functions take only one
+    at a time, some only many: the first call finds out.
+    """
+
+    def __init__(self, function):
+        self.function = function
+        self.takes_many = None
+
+    def __call__(self, achieved, desired):
+        if self.takes_many is None:
+            # as many as a goal has no numbers, so that a goal does not pass for many of them
+            n = achieved[0].size + 1
+            shape = n, *achieved.shape[1:]
+            self.takes_many = self.agrees(np.resize(achieved, shape), np.resize(desired, shape))
+        if self.takes_many:
+            return np.asarray(self.function(achieved, desired, {}))
+        return self.one_by_one(achieved, desired)
+
+    def one_by_one(self, achieved, desired):
         pairs = zip(achieved, desired, strict=True)
-        values = np.array([np.asarray(function(*pair, {})).item() for pair in pairs])
-    return values
+        return np.array([np.asarray(self.function(*pair, {})).item() for pair in pairs])
+
+    def agrees(self, achieved, desired) -> bool:
+        """Whether it says of many rows what it says of each, or takes no single one."""
+        try:
+            values = np.asarray(self.function(achieved, desired, {}))
+        except Exception:  # each fails in its own way
+            return False
+        try:
+            alone = self.one_by_one(achieved, desired)
+        except Exception:
+            return True
+        return values.shape == alone.shape and np.allclose(values, alone)
 
 
 def make_goal_env(args, make_env):
@@ -181,6 +210,12 @@ def make_goal_env(args, make_env):
         wrong = f"achieved_goal and desired_goal, numbers of one shape, in {space or 'a Dict'}"
     elif attribute(env, "compute_reward") is None:
         wrong = "compute_reward(achieved_goal, desired_goal, info)"
+    else:
+        goal = np.zeros(goals[0].shape, goals[0].dtype)
+        try:
+            attribute(env, "compute_reward")(goal, goal, {})
+        except KeyError as error:
+            wrong = f"compute_reward that does without an info: KeyError: {error}"
     if wrong:
         env.close()
         td3.fail(f"environment {args.env_id} has no {wrong}")
@@ -213,8 +248,10 @@ def attribute(env, name: str):
 
 def panda_success(env):
     """What ends the tasks of panda-gym, which have no compute_terminated; None in others."""
-    is_success = getattr(getattr(env.unwrapped, "task", None), "is_success", None)
-    return is_success and (lambda achieved, desired, info: is_success(achieved, desired))
+    task = getattr(env.unwrapped, "task", None)
+    if any(c.__module__.startswith("panda_gym.") for c in type(task).__mro__):
+        return lambda achieved, desired, info: task.is_success(achieved, desired)
+    return None
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Args(td3.RunArgs):
     drop: int = 0  # Target quantiles left out for each critic, the largest of both. TQC: 2.
     # no flags: the policy brings its own noise, and there are two critics
     exploration_noise: ClassVar = 1.0  # in deviations of the policy
-    policy_noise: ClassVar = 0.0
+    policy_noise: ClassVar = 0.0  # nothing here reads this or noise_clip
     noise_clip: ClassVar = 0.0
     policy_frequency: ClassVar = 1
     twin: ClassVar = True
@@ -64,7 +64,8 @@ def sac_update(agent, target, optimizers, batch, args, rng, gradient_step):
     noises = rng.standard_normal((2, *batch["actions"].shape), np.float32)
     next_noise, noise = torch.as_tensor(noises, device=agent.device)
     scalars = update_critics(agent, target, optimizers, batch, next_noise, args)
-    scalars |= update_actor(agent, optimizers, batch["obs"], noise, args)
+    if gradient_step % args.policy_frequency == 0:
+        scalars |= update_actor(agent, optimizers, batch["obs"], noise, args)
     td3.polyak(target, agent, args.tau)  # of all that q_values might use
     return scalars
 
@@ -72,7 +73,7 @@ def sac_update(agent, target, optimizers, batch, args, rng, gradient_step):
 def update_critics(agent, target, optimizers, batch, noise, args):
     """One step of the critics. noise: normal, of s', (batch, action_dim). Returns scalars."""
     losses, q_mean = q_losses(agent, target, batch, noise, args)
-    descend(optimizers["critic_optimizer"], sum(losses))
+    td3.descend(optimizers["critic_optimizer"], sum(losses))
     scalars = {f"losses/qf{i}_loss": loss.detach() for i, loss in enumerate(losses, start=1)}
     return scalars | {"losses/qf1_values": q_mean}
 
@@ -80,22 +81,14 @@ def update_critics(agent, target, optimizers, batch, noise, args):
 def update_actor(agent, optimizers, obs, noise, args):
     """One step of the actor and one of the temperature. noise: normal. Returns scalars."""
     loss, log_probs = policy_loss(agent, obs, noise, args)
-    descend(optimizers["actor_optimizer"], loss)
+    td3.descend(optimizers["actor_optimizer"], loss)
     scalars = {"losses/actor_loss": loss.detach(), "losses/entropy": -log_probs.mean()}
     scalars["losses/alpha"] = agent.alpha()
     if args.alpha is None:
         loss = alpha_loss(agent.log_alpha, log_probs, agent.target_entropy)
-        descend(optimizers["alpha_optimizer"], loss)
+        td3.descend(optimizers["alpha_optimizer"], loss)
         scalars["losses/alpha_loss"] = loss.detach()
     return scalars
-
-
-def descend(optimizer, loss):
-    """One step down the loss; only the optimizer's own parameters get a gradient."""
-    learned = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    optimizer.zero_grad()
-    loss.backward(inputs=learned)
-    optimizer.step()
 
 
 def q_losses(agent, target, batch, noise, args):
@@ -103,7 +96,8 @@ def q_losses(agent, target, batch, noise, args):
     with torch.no_grad():
         next_actions, log_probs = agent.sample(batch["next_obs"], noise)  # there is no target actor
         next_q = torch.cat(target.q_values(batch["next_obs"], next_actions), dim=1)
-        kept = 2 * (args.quantiles - args.drop) if args.quantiles > 1 else 1
+        num_quantiles = len(target.critics) * (args.quantiles - args.drop)
+        kept = num_quantiles if args.quantiles > 1 else 1
         given = batch["rewards"], batch["terminated"], batch["discounts"]
         y = soft_target(*given, next_q, kept, log_probs, agent.alpha())
     q_values = agent.q_values(batch["obs"], batch["actions"])
@@ -172,7 +166,9 @@ class Agent(td3.Agent):
         sizes = args.hidden_sizes
         self.actor = td3.relu_mlp(obs_dim, sizes, 2 * self.action_dim)
         critic_sizes = n, sizes, args.quantiles, args.layer_norm
-        self.critics = nn.ModuleList(td3.relu_mlp(*critic_sizes) for _ in range(2))
+        self.critics = nn.ModuleList(
+            td3.relu_mlp(*critic_sizes) for _ in range(2 if args.twin else 1)
+        )
         self.args = args
         target = args.target_entropy
         self.log_alpha = nn.Parameter(torch.zeros(()))  # learned, unless alpha is given

@@ -1,9 +1,12 @@
 """Small environments with known answers, for --env-id environments:Name-v0."""
 
+import ctypes
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -114,6 +117,64 @@ class Program(Clock):
         self.program.wait()
 
 
+class Unsendable(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.connection = threading.Lock()
+
+
+class Foreign(Program):
+    """What others' simulators do, of which `what` names one; most of it in the 20th step."""
+
+    made = []  # noqa: RUF012, all of them
+
+    def __init__(self, what=""):
+        if what == "second" and self.made:
+            raise ConnectionError("the port is taken")
+        super().__init__()
+        self.made.append(self)
+        self.what = what
+        if what == "child":
+            self.child = multiprocessing.get_context("fork").Process(
+                target=time.sleep, args=(3611,)
+            )
+            self.child.start()
+
+    def step(self, action):
+        if self.steps == 20 and self.what == "unsendable":
+            raise Unsendable("the simulator gave up")
+        if self.steps == 20 and self.what == "quits":
+            sys.exit()
+        if self.steps == 20 and self.what == "hangs":
+            time.sleep(3611)
+        if self.steps == 20 and self.what == "hangs in C":  # so that Python handles no signal
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        if self.steps == 20 and self.what == "no goodbye" and self is self.made[0]:
+            raise ConnectionError("the simulator died")
+        return super().step(action)
+
+    def close(self):
+        super().close()
+        if self.what == "child":
+            self.child.terminate()
+            self.child.join()
+        if self.what == "no goodbye" and self is self.made[0]:
+            raise BrokenPipeError("nobody is there")
+
+
+class Refused(Foreign):
+    """A space that no script takes."""
+
+    def __init__(self, of):
+        super().__init__()
+        if of == "observations":
+            self.observation_space = Dict(path=Sequence(Discrete(3)), place=Box(0, 1, (2,)))
+        else:
+            self.action_space = MultiBinary(3)
+
+
 class Born(Clock):
     """Each world is drawn once, when it is made, from generators that a whole process shares."""
 
@@ -206,12 +267,22 @@ class Seen(Clock):
 
 
 class Loose(Clock):
-    """A reward with an axis, a whole number as a flag, a list as the observation."""
+    """Numbers with an axis too many or too few, and an info that is the same dict for good."""
+
+    def __init__(self, space=None):
+        super().__init__(space=space)
+        self.info = {}
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        self.info["said"] = False
+        return obs.tolist(), self.info
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = super().step(action)
         reward = np.full(1, reward, np.float32)
-        return obs.tolist(), reward, np.bool_(terminated), int(truncated), {}
+        self.info["said"] = truncated
+        return obs.item(), reward, np.array([terminated]), np.array([[truncated]]), self.info
 
 
 class Reused(Clock):
@@ -288,7 +359,7 @@ def register(name, entry_point, **keywords):
 
 
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-for kind in (Born, Buggy, Clock, Film, Handles, Mixed, Program):
+for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused):
     register(f"{kind.__name__}-v0", kind)
 for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
     for name, space in (("", THREE), ("Box", ONE)):

@@ -460,7 +460,7 @@ def test_environments_of_actors_are_closed_however_a_run_ends(fake, monkeypatch,
 
     run = new_run(dqn_apex, **SHORT)  # with environments of its own
     own = run.envs
-    before(monkeypatch, dqn, "make_envs", lambda *_: opened.append(1))
+    before(monkeypatch, dqn_apex, "make_envs", lambda *_: opened.append(1))
     before(monkeypatch, dqn.SyncEnvs, "close", closed.append)
     before(monkeypatch, dqn.Run, "end_iteration", interrupted)
     with pytest.raises(ends) if ends else contextlib.nullcontext():
@@ -483,7 +483,8 @@ def test_an_evaluation_needs_no_ray(fake, command, monkeypatch):
 def test_an_environment_that_an_actor_cannot_make_ends_the_run(fake, monkeypatch):
     """By an error: Ray would take an exit for a crash, and start the actor again for ever."""
     run = new_run(dqn_apex, **SHORT)
-    monkeypatch.setattr(dqn, "make_envs", lambda *_: dqn.fail("environment CartPole-v1: none"))
+    none = lambda *_: dqn.fail("environment CartPole-v1: none")  # noqa: E731
+    monkeypatch.setattr(dqn_apex, "make_envs", none)
     with pytest.raises(RuntimeError, match="an actor's machine cannot make CartPole-v1"):
         dqn_apex.train(run.args, run)
 

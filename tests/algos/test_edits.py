@@ -3,6 +3,7 @@
 An edit is a text that occurs once in a script, and what a reader would put in its place.
 """
 
+import json
 import math
 import sys
 import types
@@ -434,6 +435,44 @@ def test_a_loop_of_another_length_is_saved_as_often(edited):
     assert resumed.start(agent=resumed.agent) == 1536
 
 
+def test_a_checkpoint_within_episodes_is_said(edited, capsys):
+    """Where Args.iteration_steps is not what the loop does, no resumed run can be the same."""
+    actions = "    next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))\n"
+    twice = "    run.step(agent.to_env(actions))\n" + actions
+    trained(edited("ppo", (actions, twice)), total_timesteps=1024, checkpoint_frequency=256)
+    assert "the checkpoint of step 512 lies within episodes" not in capsys.readouterr().err
+    thrice = "    run.step(agent.to_env(actions))\n" + twice
+    trained(edited("ppo", (actions, thrice)), total_timesteps=768, checkpoint_frequency=256)
+    assert "the checkpoint of step 768 lies within episodes" not in capsys.readouterr().err
+    trained(edited("ppo", (actions, thrice)), total_timesteps=1536, checkpoint_frequency=512)
+    assert "the checkpoint of step 768 lies within episodes" in capsys.readouterr().err
+
+
+REPEATED = {  # each action twice, and what the page asks for then
+    "ppo": [
+        ("    next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))\n",
+         "    for _ in range(2):\n"
+         "        next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))\n"),
+        ("return self.num_envs * self.num_steps", "return 2 * self.num_envs * self.num_steps"),
+    ],
+    "dqn": [
+        ("            next_obs, rewards, terminated, truncated = run.step(actions)\n",
+         "            for _ in range(2):\n"
+         "                next_obs, rewards, terminated, truncated = run.step(actions)\n"),
+        ("return self.train_frequency", "return 2 * self.train_frequency"),
+        ("end = min(step + args.train_frequency,", "end = min(step + 2 * args.train_frequency,"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", REPEATED)
+def test_each_action_twice(script, edited):
+    """To the last step that was asked for, though an iteration is no longer whole there."""
+    settings = {"total_timesteps": 640, "checkpoint_frequency": 256}
+    whole = assert_resumes(edited(script, *REPEATED[script]), **settings)
+    assert whole.step_count == 640
+
+
 def test_a_wrapper_in_make_env(edited):
     made = "    env = gym.make(env_id, **keywords)\n"
     wrapped = """    env = gym.wrappers.TransformReward(env, lambda reward: 0.5)
@@ -444,6 +483,71 @@ def test_a_wrapper_in_make_env(edited):
     points = curves(run)
     assert {*points["charts/episodic_return"].values()} == {3.0}
     assert {*points["charts/episodic_length"].values()} == {6.0}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_argument_that_a_script_changes_is_changed_once(script, edited):
+    """Not once more when it is resumed; args.json has what was asked for."""
+    name, line = {
+        "ppo": ("hidden_size", "        self.make_networks(args, obs_space.shape, num_outputs)"),
+        "a2c": ("hidden_size", "        self.make_networks(args, obs_space.shape, num_outputs)"),
+        "dqn": ("learning_rate", "    target_q_network = copy.deepcopy(q_network).eval()"),
+        "td3": ("learning_rate", "    target = copy.deepcopy(agent).eval()"),
+    }[script]
+    indent = " " * (len(line) - len(line.lstrip()))
+    module = edited(script, (line, f"{indent}args.{name} *= 2\n{line}"))
+    frequency = 192 if script == "dqn" else 128
+    whole = assert_resumes(module, checkpoint_frequency=frequency, total_timesteps=384)
+    saved = json.loads((whole.folder / "args.json").read_text())["args"]
+    assert 2 * saved[name] == getattr(whole.args, name)
+
+
+@pytest.mark.parametrize("script", ACTOR_CRITIC)
+def test_a_rollout_keeps_what_a_loop_changes_in_place(script):
+    buffer = ppo.RolloutBuffer()
+    age = np.zeros(3, np.int64)
+    for _ in range(5):
+        age += 1
+        buffer.add(age=age)
+    assert buffer["age"].T.tolist() == 3 * [[1, 2, 3, 4, 5]]
+
+
+def test_what_numpy_computes_may_stand_for_a_number(edited):
+    """A schedule by np.exp is a float64; a weight among the terms of a loss is no tensor."""
+    loop = "    while step < args.total_timesteps:\n"
+    noise = loop + "        args.policy_noise = 0.2 * np.exp(-step / 500)\n"
+    assert any(moved(trained(edited("td3", (loop, noise))), "actor").values())
+    for script, terms, more in (
+        (
+            "ppo",
+            '"entropy": entropy}, log_ratio',
+            '"entropy": entropy, "c": args.ent_coef}, log_ratio',
+        ),
+        ("a2c", '"entropy": entropy}', '"entropy": entropy, "c": args.ent_coef}'),
+        ("dqn", '"q_spread": spread}', '"q_spread": spread, "c": 0.25}'),
+    ):
+        assert "losses/c" in curves(trained(edited(script, (terms, more))))
+
+
+def test_a_group_may_join_a2c_s_optimizer_later(edited):
+    """RMSprop as TensorFlow has it keeps a number for each weight, from the first step on."""
+    first = "    first_rates = [group"
+    later = """    group = {"params": [optimizer.param_groups[0]["params"].pop()], "lr": 1e-3}
+    optimizer.add_param_group(group)
+"""
+    assert_resumes(edited("a2c", (first, later + first)), optimizer="rmsprop_tf",
+                   checkpoint_frequency=160)  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_part_that_no_checkpoint_can_hold_is_refused_at_once(script, edited, capsys):
+    start = {"ppo": "**(parts or {})", "a2c": "**(parts or {})"}.get(script, "**(parts or {}))")
+    module = edited(script, (start, start.replace("parts or {}", "parts or {'seen': {}}")))
+    run = begun(module)
+    with pytest.raises(SystemExit):
+        module.train(run.args, run)
+    assert "seen goes into checkpoints, so it needs state_dict" in capsys.readouterr().err
+    assert run.folder is None
 
 
 # --- variants of a reader's own: what they need of `train` is an argument -------------------------

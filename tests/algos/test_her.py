@@ -80,6 +80,11 @@ class Mute(Other):
     compute_reward = property()  # there is none
 
 
+class Hasty(Trail):
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -info["speed"]
+
+
 WRONG = {
     "NoAchieved": {"desired_goal": POINT, "observation": POINT},
     "NoDesired": {"achieved_goal": POINT, "observation": POINT},
@@ -87,6 +92,7 @@ WRONG = {
     "OneHot": PARTS | {"achieved_goal": Discrete(5), "desired_goal": Discrete(5)},
 }
 TWO = Discrete(2)
+gym.register("Hasty-v0", Hasty)
 for name, space in (("", None), ("Discrete", TWO)):
     keywords = {"action_space": space}
     gym.register(f"{name}Trail-v0", Trail, kwargs=keywords)
@@ -240,7 +246,12 @@ def near(achieved, desired):
     return (abs(achieved - desired) <= 10).all(axis=-1)
 
 
-@pytest.mark.parametrize("task", [None, SimpleNamespace(is_success=near)], ids=["plain", "panda"])
+class Task:
+    __module__ = "panda_gym.envs.tasks.reach"
+    is_success = staticmethod(near)
+
+
+@pytest.mark.parametrize("task", [None, Task()], ids=["plain", "panda"])
 def test_without_compute_terminated_ends_stay_or_are_the_success_of_panda_gym(task):
     env = Trail()
     env.has_wrapper_attr = lambda name: name != "compute_terminated"
@@ -254,6 +265,40 @@ def test_without_compute_terminated_ends_stay_or_are_the_success_of_panda_gym(ta
     ends = np.where(new, near(next_obs[:, ACHIEVED], goals), terminated)
     assert batch["terminated"].tolist() == ends.tolist()
     assert 0 < ends[new].sum() < new.sum() < 211 or task is None
+
+
+ONE_AT_A_TIME = {  # each answers otherwise where it gets many goals of two numbers
+    "indices": lambda a, d, info: -(abs(a[0] - d[0]) + abs(a[1] - d[1])),
+    "sum of rows": lambda a, d, info: -abs(a - d)[0] - abs(a - d)[1],
+    "if": lambda a, d, info: 0.0 if np.linalg.norm(a - d, axis=-1) < 3 else -1.0,
+    "shape": lambda a, d, info: float(a.shape == (2,)),
+    "norm of all": lambda a, d, info: -np.linalg.norm(a - d),
+}
+
+
+@pytest.mark.parametrize("name", ONE_AT_A_TIME)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_reward_may_be_of_one_goal_at_a_time(name, n):
+    function, each = ONE_AT_A_TIME[name], td3_her.OfEach(ONE_AT_A_TIME[name])
+    achieved, desired = np.random.default_rng(n).normal(size=(2, n, 2))
+    for rows in (slice(None), slice(0, 1)):
+        pairs = list(zip(achieved[rows], desired[rows], strict=True))
+        assert each(achieved[rows], desired[rows]).tolist() == [function(*p, {}) for p in pairs]
+
+
+def test_a_reward_that_needs_an_info_is_refused(refused):
+    assert "does without an info: KeyError: 'speed'" in refused("td3_her", "--env-id Hasty-v0")
+
+
+@pytest.mark.parametrize("success, share", [(None, None), (np.array([True]), 1.0), (0, 0.0)])
+def test_a_success_may_be_none_or_an_array(success, share):
+    script, logged = Script(td3_her, 21, 1), []
+    script.hindsight.run.ended = [0]
+    script.hindsight.run.next_infos = [{"is_success": success}]
+    script.hindsight.run.log = logged.append
+    script.step(1)
+    (found,) = [scalars["charts/success_rate"] for scalars in logged]
+    assert np.isnan(found) if share is None else found == share
 
 
 @pytest.mark.parametrize("module", [td3_her, dqn_her])
@@ -292,7 +337,7 @@ def test_goals_come_as_the_environment_declares_them():
     batch = script.buffer.sample(31, 1, 0.9, np.random.default_rng(0))
     assert batch["rewards"].dtype == np.float32 and batch["terminated"].dtype == np.bool_
     assert {goals.dtype for goals in seen} == {np.dtype(np.int8)}
-    assert {goals.shape[1:] for goals in seen} == {(2, 1)}
+    assert {goals.shape[-2:] for goals in seen} == {(2, 1)}
 
 
 TINY = dict(num_envs=2, total_timesteps=300, learning_starts=50, buffer_size=100, batch_size=16)

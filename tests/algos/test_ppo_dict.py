@@ -42,14 +42,17 @@ class Camera(Clock):
 
 
 SPACES = {"Many": MANY, "One": ONE, "Odd": ODD}
-WRONG = {
+NO_VECTOR = {
     "ImageAlone": Dict(camera=COLOUR),
     "EmptyVector": Dict(camera=COLOUR, arm=Box(0, 1, (0,))),
+}
+WRONG = {
     "Image": COLOUR,
+    "Depth": Dict(camera=COLOUR, arm=ARM, depth=Box(0, 1, (48, 48, 1), np.float32)),
     "Endless": Dict(camera=COLOUR, arm=ARM, path=Sequence(MODE)),
     "SmallImage": Dict(camera=pixels(7, 7, 3), arm=ARM),
 }
-for name, space in (SPACES | WRONG).items():
+for name, space in (SPACES | WRONG | NO_VECTOR).items():
     gym.register(f"{name}Seen-v0", Seen, kwargs={"observation_space": space})
 gym.register("Camera-v0", Camera)
 gym.register("ArmCamera-v0", Camera, kwargs={"space": Box(-2, 1, (3,), np.float64)})
@@ -150,9 +153,17 @@ def test_processes_and_what_follows_an_end_change_nothing(env_id):
 
 def test_other_spaces_are_refused(refused):
     for name in WRONG:
-        assert "images" in refused("ppo_dict", f"--env-id {name}Seen-v0"), name
+        assert ("picture" if name == "Depth" else "images") in refused(
+            "ppo_dict", f"--env-id {name}Seen-v0"
+        )
     said = refused("ppo_dict", "--env-id CartPole-v1")
-    assert "must be a Dict or Tuple of images and vectors" in said
+    assert "must be a Dict or Tuple with images" in said
+
+
+@pytest.mark.parametrize("name", NO_VECTOR)
+def test_images_need_no_vector_beside_them(name):
+    plain = train(ppo_dict, env_id=f"{name}Seen-v0", norm_obs=True, **TINY)
+    assert plain.arrays()["obs_moments.mean"].tolist() == [0.0]
 
 
 @pytest.mark.slow

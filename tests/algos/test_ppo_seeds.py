@@ -1,6 +1,7 @@
 """ppo_seeds.py: each of several seeds learns what it would learn alone."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ def train_seeds(monkeypatch):
 
     def train(**settings):
         run = new_run(ppo_seeds, **{"eval_episodes": 2} | settings)
-        run.args.check()
+        run.args.check()  # as main does before it makes a run
+        run.settings = dataclasses.asdict(run.args)
         with contextlib.redirect_stdout(None):
             ppo_seeds.train(run.args, run)
         return list(made[-1][0].values())

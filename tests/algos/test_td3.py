@@ -77,6 +77,7 @@ def test_an_update_of_the_actor_climbs_the_first_critic():
     scalars = td3.update_actor(agent, optimizer, obs)
     torch.testing.assert_close(list(agent.actor.parameters()), expected)
     torch.testing.assert_close(scalars, {"losses/actor_loss": loss.detach()})
+    assert all(p.grad is None for p in agent.critics.parameters())  # whoever sums theirs up
 
 
 @pytest.mark.parametrize("name", ["rewards", "terminated"])

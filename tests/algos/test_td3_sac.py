@@ -160,7 +160,7 @@ def test_each_group_of_an_optimizer_learns_and_what_is_frozen_does_not():
     groups = [{"params": layer.parameters()} for layer in (first, second, last)]
     before = [layer.weight.detach().clone() for layer in (first, second, last)]
     loss, _ = td3_sac.policy_loss(agent, random_batch()["obs"], noise_of(1), args)
-    td3_sac.descend(torch.optim.SGD(groups, lr=0.1), loss)
+    td3.descend(torch.optim.SGD(groups, lr=0.1), loss)
     pairs = zip((first, second, last), before, strict=True)
     same = [torch.equal(layer.weight, w) for layer, w in pairs]
     assert same == [False, True, False]

@@ -116,7 +116,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "dqn_apex --exploration-steps 500": "no effect with actors",
     "dqn_apex --async-envs": "async_envs",
     "dqn_apex --actor-timeout 0": "actor_timeout=0.0 must lie between 0.1 and inf",
-    "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple of images and vectors",
+    "ppo_dict --env-id environments:Both-v0": "must be a Dict or Tuple with images",
     "ppo_imitation": "needs demonstrations",
     "ppo_imitation --imitation-coef 0 --imitation-steps 9": "imitation_steps=9 has no effect with",
     "ppo_seeds --vary gamma 0.9 0.99 --gamma 0.9": "gamma=0.9 has no effect with vary gamma",

@@ -150,11 +150,21 @@ def test_what_follows_the_end_of_the_task_does_not_count(name, own):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reward_may_have_an_axis(asynchronous):
+def test_numbers_may_have_an_axis_and_infos_be_reused(monkeypatch, asynchronous):
     own = small("ppo", "Loose", num_envs=3, total_timesteps=150, async_envs=asynchronous)
-    run = train(ppo, **own)
+    run = new_run(ppo, **own)
+    step, said = run.step, []
+
+    def heard(actions):
+        transition = step(actions)
+        said.append([(info["said"], run.next_infos[i]["said"]) for i, info in enumerate(run.infos)])
+        return transition
+
+    monkeypatch.setattr(run, "step", heard)
+    ppo.train(run.args, run)
     run.envs.close()
     assert run.returns.shape == (3,) and run.step_count == 150
+    assert said[:5] == [[(False, False)] * 3] * 4 + [[(False, True)] * 3]
 
 
 def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command):

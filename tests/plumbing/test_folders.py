@@ -121,6 +121,18 @@ def test_a_full_disk_leaves_no_temporary_file(monkeypatch):
     assert not list(run.folder.glob("*.tmp")) and not (run.folder / "checkpoint.pt").exists()
 
 
+def test_a_link_in_a_stranger_s_folder_leads_nowhere(tmp_path):
+    run = stopped(new_run(ppo, total_timesteps=512, checkpoint_frequency=256), ppo.train, after=200)
+    mine = tmp_path / "mine"
+    mine.write_text("a thesis")
+    for name in ("args.json", "weights.npz", "checkpoint.pt", "result.json"):
+        (run.folder / f"{name}.tmp").symlink_to(mine)
+    resumed = new_run(ppo, **vars(run.args) | {"resume": str(run.folder)})
+    ppo.train(resumed.args, resumed)
+    resumed.finish()
+    assert mine.read_text() == "a thesis"
+
+
 def test_what_cannot_be_resumed_is_not_said_to_be(monkeypatch):
     run = new_run(ppo, **TINY["ppo"])
     assert run.how_to_resume() == ""  # before its folder is made

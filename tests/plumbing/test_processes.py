@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
+import environments
 import numpy as np
 import ppo
 import pytest
@@ -34,7 +36,7 @@ def processes(session: int) -> dict:
 
 @pytest.mark.parametrize(
     "way, asynchronous",
-    [("Ctrl-C", False), ("Ctrl-C", True), ("SIGTERM", True), ("error", False)],
+    [("Ctrl-C", False), ("Ctrl-C", True), ("SIGTERM", True), ("SIGHUP", False), ("error", False)],
 )
 def test_however_a_run_ends_its_programs_end_with_it(start, tmp_path, way, asynchronous):
     """And it says in a line how to go on."""
@@ -45,9 +47,9 @@ def test_however_a_run_ends_its_programs_end_with_it(start, tmp_path, way, async
         wait_for(lambda: list(tmp_path.glob("runs/*/*/*/args.json")) or process.poll())
         programs = lambda: list(processes(process.pid).values()).count("sleep")  # noqa: E731
         wait_for(lambda: programs() == 2 or process.poll())
-        end = signal.SIGINT if way == "Ctrl-C" else signal.SIGTERM
+        end = signal.SIGINT if way == "Ctrl-C" else getattr(signal, way)
         (os.killpg if way == "Ctrl-C" and asynchronous else os.kill)(process.pid, end)
-    status = {"Ctrl-C": 130, "SIGTERM": 143, "error": 1}[way]
+    status = {"Ctrl-C": 130, "SIGTERM": 143, "SIGHUP": 129, "error": 1}[way]
     said = tmp_path / "err"
     assert process.wait(300) == status, said.read_text()
     wait_for(lambda: not processes(process.pid))
@@ -84,6 +86,51 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     error = (tmp_path / "err").read_text()
     assert "EOFError" in error and "\nto resume: python " in error
     wait_for(lambda: not processes(process.pid))
+
+
+@pytest.mark.parametrize(
+    "what, flags, says",
+    [
+        ("unsendable", "--async-envs", "Unsendable: the simulator gave up"),
+        ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
+        ("quits", "", "the run was ended by sys.exit; to resume: python"),
+        ("no goodbye", "", "ConnectionError: the simulator died"),
+        ("second", "", "ConnectionError: the port is taken"),
+        ("child", "", ""),
+        ("child", "--async-envs", ""),
+    ],
+)
+def test_nothing_is_left_of_a_simulator_of_others(start, tmp_path, what, flags, says):
+    flags = f"{FLAGS} --env-id environments:Foreign-v0 --total-timesteps 320 {flags} --env-kwargs"
+    process = start("ppo", flags, json.dumps({"what": what}))
+    status = process.wait(300)
+    error = (tmp_path / "err").read_text()
+    assert status == bool(says) and says in error, error
+    assert says or ("Traceback" not in error and "stopped" not in error)
+    wait_for(lambda: not processes(process.pid))
+
+
+def test_a_process_that_hangs_when_the_run_is_killed_ends_with_its_program(start, tmp_path):
+    flags = f"{FLAGS} --env-id environments:Foreign-v0 --total-timesteps 320 --async-envs"
+    process = start("ppo", flags, "--env-kwargs", '{"what": "hangs"}')
+    wait_for(lambda: list(tmp_path.rglob("args.json")) or process.poll() is not None)
+    time.sleep(3)  # until they hang
+    assert list(processes(process.pid).values()).count("sleep") == 2
+    process.kill()
+    process.wait(300)
+    wait_for(lambda: not processes(process.pid))
+
+
+@pytest.mark.parametrize(
+    "name, of",
+    [("ppo", "observations"), ("ppo_dict", "observations"), ("ppo", "actions"), ("td3", "actions"),
+     ("ppo_hybrid", "actions")],
+)  # fmt: skip
+def test_a_simulator_that_is_refused_is_closed(refused, name, of):
+    environments.Foreign.made.clear()
+    refused(name, "--env-id environments:Refused-v0 --env-kwargs", json.dumps({"of": of}))
+    assert environments.Foreign.made
+    assert all(env.program.poll() is not None for env in environments.Foreign.made)
 
 
 def test_an_evaluation_closes_its_environments_when_it_fails():

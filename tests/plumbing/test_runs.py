@@ -476,6 +476,26 @@ BAD_INPUT = {
     "half a file of weights": ("--init-weights half.npz", "half.npz: "),
     "one array as weights": ("--init-weights one.npy", "one.npy: "),
     "no table": ("--config good.toml:single", "good.toml has no table [single]"),
+    "a config without a name": ("--config=", "benchmarks/.toml: "),
+    "nested without end": (f"--env-kwargs {'[' * 100_000}", "must be a JSON object: maximum rec"),
+    "a config nested without end": ("--config deep.toml", "deep.toml: "),
+    "a run nested without end": ("--evaluate deep", "deep/args.json: RecursionError"),
+    "no name of an environment": ("--env-id :", "environment : must be a name, or a module and"),
+    "a module of a module": ("--env-id a:b:c", "environment a:b:c must be a name, or a module"),
+    "a module from nowhere": ("--env-id .foo:Bar-v0", "environment .foo:Bar-v0 must be a name"),
+    "a device of a package": ("--device hpu", "--device hpu: "),
+    "a wait for nobody": ("--env-timeout 5", "env_timeout=5.0 has no effect without --async-envs"),
+    "no time for an answer": ("--async-envs --env-timeout 0", "env_timeout=0.0 must lie between"),
+    "gravity upwards": ('--env-id LunarLander-v3 --env-kwargs {"gravity":5}', "gravity (current"),
+    "no such map": ('--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}', "'9x9'"),
+    "no length": ('--env-kwargs {"max_episode_steps":-5}', "environment CartPole-v1 with"),
+    "a name for two": ('--env-kwargs {"env_id":"x"}', "multiple values for argument 'env_id'"),
+    "no checkpoint": ("--resume strange0", "strange0/checkpoint.pt: "),
+    "a checkpoint of no dict": ("--resume strange1", "strange1/checkpoint.pt: "),
+    "a step too far": ("--resume strange2", "strange2/checkpoint.pt: step 1000000"),
+    "a checkpoint without parts": ("--resume strange3", "strange3/checkpoint.pt: KeyError"),
+    "a checkpoint without a generator": ("--resume strange4", "strange4/checkpoint.pt: "),
+    "weights of another size": ("--resume strange5", "size mismatch for "),
     "a pickle as weights": ("--init-weights evil.npz", "evil.npz: Object arrays cannot be loaded"),
 }
 
@@ -495,6 +515,17 @@ def test_bad_input_is_refused(command, tmp_path):
     damaged = bytearray(Path("begun/checkpoint.pt").read_bytes())
     damaged[damaged.index(b"data/0") + 2000] ^= 1  # a bit of a weight
     Path("damaged/checkpoint.pt").write_bytes(damaged)
+    saved = torch.load("begun/checkpoint.pt", weights_only=True)
+    strange = [{}, [1, 2], saved | {"step": 10**30}, {"step": 0}, saved | {"rng": {"state": 1}}]
+    for number, content in enumerate([*strange, saved]):
+        shutil.copytree("begun", f"strange{number}")
+        torch.save(content, f"strange{number}/checkpoint.pt")
+    about = json.loads(Path("begun/args.json").read_text())
+    about["args"]["hidden_size"] = 13
+    Path("strange5/args.json").write_text(json.dumps(about))
+    Path("deep").mkdir()
+    Path("deep/args.json").write_text("[" * 100_000)
+    Path("deep.toml").write_text(f"a = {'[' * 100_000}")
     Path("list").mkdir()
     Path("list/checkpoint.pt").touch()
     Path("list/args.json").write_text('{"algo": "ppo", "args": [["gamma"]]}')
