@@ -54,11 +54,11 @@ def read_any_run(folder: Path) -> AnyRun:
     ours = (folder / "args.json").exists()
     try:
         scalars, texts = report.read_events(folder)
+        if not scalars:
+            raise UserError(f"{folder} has no curves")
         points = report.training_episodes(scalars, one_a_point=not ours)
     except report.UNREADABLE as error:
         raise UserError(f"the curves of {folder} cannot be read: {error!r}") from None
-    if not scalars:
-        raise UserError(f"{folder} has no curves")
     if ours:
         finished = (folder / "result.json").exists()
         try:
