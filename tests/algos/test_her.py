@@ -288,6 +288,12 @@ def test_a_reward_may_be_of_one_goal_at_a_time(name, n):
         assert each(achieved[rows], desired[rows]).tolist() == [function(*p, {}) for p in pairs]
 
 
+def test_a_mistake_in_a_reward_is_no_answer_for_all():
+    each = td3_her.OfEach(lambda a, d, info: np.zeros(()) if a.ndim == 2 else a[7])
+    with pytest.raises(IndexError):
+        each(np.zeros((3, 2)), np.ones((3, 2)))
+
+
 def test_a_reward_that_needs_an_info_is_refused(refused):
     assert "does without an info: KeyError: 'speed'" in refused("td3_her", "--env-id Hasty-v0")
 
