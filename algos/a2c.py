@@ -537,7 +537,7 @@ def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **k
         keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
             return make_games(args, num_envs, training, **keywords)
-    return side_by_side(args, num_envs, training, make_env, keywords)
+    return side_by_side(args, num_envs, make_env, keywords)
 
 
 def is_game(env_id: str) -> bool:  # of Atari, which is preprocessed as for the Nature DQN
@@ -650,11 +650,11 @@ SAME_STEP = gym.vector.AutoresetMode.SAME_STEP  # the step that ends an episode 
 # --- command line ---------------------------------------------------------------------------------
 
 # what an evaluation does not take over from the run whose agent plays
-NOT_TAKEN_OVER = {"async_envs", "capture_video", "exp_name", "eval_frequency", "init_weights"}
+NOT_TAKEN_OVER = {"capture_video", "exp_name", "eval_frequency", "init_weights"}
 # what has an effect beside --evaluate
 OF_EVALUATION = {"evaluate", "env_id", "env_kwargs", "seed", "eval_episodes", "eval_max_steps"}
 OF_EVALUATION |= {"eval_epsilon", "sticky_actions", "capture_video", "device", "torch_threads"}
-OF_EVALUATION |= {"bf16"}
+OF_EVALUATION |= {"bf16", "async_envs", "env_timeout"}
 
 
 def parse_args(name: str, args_class, argv: list[str]):
@@ -895,21 +895,23 @@ def one_line_errors(env_id: str, keywords: dict):
         cause = error.__cause__ or error
         # where the innermost call is gymnasium's own, the arguments did not fit the environment
         innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
+        package = innermost.f_globals.get("__name__", "").partition(".")[0]
         unknown = any(f"argument '{name}'" in str(cause) for name in keywords)
-        if not unknown and "gymnasium" not in innermost.f_code.co_filename:
+        if not unknown and package != "gymnasium":
             raise  # a bug of the environment's own
         fail(f"environment {env_id} with {keywords}: {cause}")
 
 
-def side_by_side(args, num_envs: int, training: bool, make_env, keywords: dict):
+def side_by_side(args, num_envs: int, make_env, keywords: dict):
     """Environments by make_env, stepped one after the other, or with --async-envs in processes."""
+    filmed = "render_mode" in keywords  # the pictures would have to come from those processes
     keywords = keywords | json.loads(args.env_kwargs)
 
     def make():
         return make_env(args.env_id, **keywords)
 
     with one_line_errors(args.env_id, keywords):
-        if not (args.async_envs and training):
+        if filmed or not args.async_envs:
             return in_this_process(make, num_envs)
         seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
         spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
@@ -999,7 +1001,9 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         for process in self.processes:
             process.join(1)
             if process.is_alive():
-                os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
+                with contextlib.suppress(ProcessLookupError):  # it has no group yet
+                    os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
+                process.kill()
 
 
 def in_process(make, seed: int, spec):
@@ -1251,8 +1255,8 @@ class Run:
             self.lock_folder()
             self.saved = read_checkpoint(self.folder / "checkpoint.pt")
             self.step_count = self.saved["step"]
-        if args.capture_video:
-            self.try_to_film()
+        if args.capture_video or not args.evaluate:
+            self.try_evaluation()
         num_envs = args.eval_episodes if args.evaluate else args.num_envs
         self.envs = self.new_envs(num_envs, self.step_count, training=not args.evaluate)
         self.obs_space = self.envs.single_observation_space
@@ -1299,10 +1303,15 @@ class Run:
         seed_generators(env_seeds(1, self.args.seed, *entropy)[0])
         return self.make_envs(self.args, num_envs, **keywords)
 
-    def try_to_film(self):
-        """Ends the script now, rather than after hours of training, if there is no picture."""
-        envs = self.new_envs(self.args.eval_episodes, 0, training=False, render_mode="rgb_array")
+    def try_evaluation(self):
+        """Ends the script now, rather than after hours of training, if what an evaluation plays in
+        cannot be made, or gives no picture for a film.
+        """
+        rendering = {"render_mode": "rgb_array"} if self.args.capture_video else {}
+        envs = self.new_envs(self.args.eval_episodes, 0, training=False, **rendering)
         with contextlib.closing(envs):
+            if not self.args.capture_video:
+                return
             reset(envs, self.args.seed)
             try:
                 _height, _width, *_ = envs.envs[0].render().shape

@@ -35,6 +35,7 @@ def load(path, num_envs: int = 1, **keywords):
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
     run.agent.eval()
+    args.async_envs = False  # so that a caller can look into them
     envs = make_envs(args, num_envs, training=False, **keywords)
     choose_actions = evaluation_policy(run.agent, np.random.default_rng([args.seed, 1, 1]), args)
     return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs

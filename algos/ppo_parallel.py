@@ -206,6 +206,9 @@ class FollowingRun(ppo.Run):
         self.step_count = self.args.first_step
         super().prepare(make_agent)
 
+    def try_evaluation(self):
+        pass
+
     def start(self, **parts):
         self.parts = parts
         self.obs, infos = ppo.reset(self.envs, self.args.seed, self.step_count)

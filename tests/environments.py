@@ -151,7 +151,7 @@ class Foreign(Program):
             mutex = ctypes.create_string_buffer(64)
             for _ in range(2):
                 ctypes.CDLL(None).pthread_mutex_lock(mutex)
-        if self.steps == 20 and self.what == "no goodbye" and self is self.made[0]:
+        if self.steps == 20 and self.what == "no goodbye":
             raise ConnectionError("the simulator died")
         return super().step(action)
 
@@ -160,8 +160,23 @@ class Foreign(Program):
         if self.what == "child":
             self.child.terminate()
             self.child.join()
-        if self.what == "no goodbye" and self is self.made[0]:
+        if self.steps == 20 and self.what == "no goodbye":
             raise BrokenPipeError("nobody is there")
+
+
+class Single(Clock):
+    """A simulator with an engine, of which a process can run only one."""
+
+    engines = []  # noqa: RUF012, those that run
+
+    def __init__(self, space=None):
+        super().__init__(space=space)
+        if self.engines:
+            raise RuntimeError("an engine runs here already")
+        self.engines.append(self)
+
+    def close(self):
+        self.engines.clear()
 
 
 class Refused(Foreign):
@@ -359,7 +374,7 @@ def register(name, entry_point, **keywords):
 
 
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused):
+for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused, Single):
     register(f"{kind.__name__}-v0", kind)
 for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
     for name, space in (("", THREE), ("Box", ONE)):

@@ -157,11 +157,16 @@ def test_a_number_may_have_an_exponent(tmp_path):
     assert args.learning_rate == 1e-3
 
 
-def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused):
+def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused, tmp_path, monkeypatch):
+    code = "import gymnasium\ngymnasium.register('Faulty-v0', lambda: None + 1)\n"
+    (tmp_path / "my_gymnasium.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
     flags = "--env-id environments:Buggy-v0 --env-kwargs"
     for kwargs in ('{"size": 2}', "{}"):
         with pytest.raises(TypeError, match="unsupported operand"):
             command("ppo", flags, kwargs)
+    with pytest.raises(TypeError, match="unsupported operand"):  # gymnasium is not its package
+        command("ppo", "--env-id my_gymnasium:Faulty-v0")
     assert "unexpected keyword argument 'colour'" in refused("ppo", flags, '{"colour": 2}')
     assert "with {'colour': 2}: " in refused(
         "ppo", "--env-id ALE/Pong-v5 --env-kwargs", '{"colour": 2}'

@@ -201,10 +201,3 @@ def test_the_last_evaluation_comes_when_all_else_has_ended(monkeypatch):
     run.finish()
     assert order[:2] == ["closed", "evaluated"]
     assert json.loads((run.folder / "result.json").read_text())["seconds"] == 5
-
-
-def test_only_training_steps_environments_in_processes():
-    for training, kind in ((True, ppo.AsyncEnvs), (False, ppo.SyncEnvs)):
-        envs = ppo.make_envs(ppo.RunArgs(async_envs=True), 2, training)
-        envs.close()
-        assert type(envs) is kind

@@ -11,6 +11,7 @@ import numpy as np
 import ppo
 import pytest
 from conftest import ROOT, new_run, only_run, stopped, train, wait_for
+from load import load
 
 SMALL = dict(num_envs=2, num_steps=16, update_epochs=2, hidden_size=8, eval_episodes=2)
 FLAGS = "--num-envs 2 --num-steps 16 --update-epochs 2 --hidden-size 8 --eval-episodes 2"
@@ -180,3 +181,25 @@ def test_processes_are_no_forks_of_one_that_has_threads():
     run = new_run(ppo, **small("Clock", async_envs=True))
     assert {type(worker).__name__ for worker in run.envs.processes} == {"ForkServerProcess"}
     run.close()
+
+
+def test_a_simulator_that_runs_once_in_a_process_trains_and_is_evaluated_in_several():
+    run = train(ppo, **small("Single", async_envs=True))
+    assert run.evaluate().tolist() == [5, 5]
+    run.close()
+    _, envs = load(run.folder)
+    envs.close()
+    assert type(envs) is ppo.SyncEnvs
+
+
+def test_what_an_evaluation_cannot_make_is_said_before_training():
+    with pytest.raises(RuntimeError, match="an engine runs here already"):
+        new_run(ppo, **small("Single", num_envs=1))
+    assert environments.Single.engines == []
+
+
+def test_films_are_made_in_the_process_of_the_run():
+    for keywords, kind in (({}, ppo.AsyncEnvs), ({"render_mode": "rgb_array"}, ppo.SyncEnvs)):
+        envs = ppo.make_envs(ppo.RunArgs(async_envs=True), 2, training=False, **keywords)
+        envs.close()
+        assert type(envs) is kind
