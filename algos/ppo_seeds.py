@@ -220,6 +220,9 @@ def make_run(args, folder, first):
             folder.mkdir(exist_ok=True)
             return folder
 
+        def try_evaluation(self):
+            pass  # the first run has tried it
+
     return Run(first.name, args, make_agent, first.evaluation_policy, first.make_envs)
 
 

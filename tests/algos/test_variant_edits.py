@@ -91,7 +91,8 @@ def test_a_copy_of_ppo_seeds_is_itself_for_every_seed(tmp_path):
     args = ppo_seeds.Args(num_envs=2, num_steps=8, num_minibatches=1)
     first = ppo.Run("my_seeds", args, ppo_seeds.make_agent, policy, make_envs)
     other = ppo_seeds.make_run(args, tmp_path / "2", first)
-    assert (other.name, other.evaluation_policy, len(made)) == ("my_seeds", policy, 2)
+    # each makes environments to train in, and only the first tries an evaluation's
+    assert (other.name, other.evaluation_policy, len(made)) == ("my_seeds", policy, 3)
     for run in (first, other):
         run.close()
 
