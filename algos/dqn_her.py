@@ -14,23 +14,21 @@ from dataclasses import dataclass
 
 import dqn
 import numpy as np
-from td3_her import Hindsight, check, make_goal_env
+from td3_her import Hindsight, HindsightArgs, make_goal_env
 
 
 @dataclass
-class Args(dqn.RunArgs):
+class Args(HindsightArgs, dqn.RunArgs):
     env_id: str = "tasks:BitFlip-v0"  # Environment with goals.
     n_step: int = 1  # Rewards summed before the target network's value is added: always one.
-    n_sampled_goal: int = 4  # k: samples with a goal of hindsight for each one with its own.
-
-    def check(self):
-        super().check()
-        check(self)
 
 
 def train(args: Args, run: dqn.Run):
     with make_goal_env(args, dqn.make_env) as env:
         hindsight = Hindsight(run, env)
+        if args.clip_reward:
+            compute_reward = hindsight.compute_reward
+            hindsight.compute_reward = lambda *goals: np.sign(compute_reward(*goals))
         buffer = ReplayBuffer(run, hindsight)
         dqn.train(args, run, buffer=buffer, parts={"hindsight": hindsight})
 

@@ -22,12 +22,12 @@ import dqn
 import gymnasium as gym
 import numpy as np
 import torch
-from ppo_mask import embedding_size, split_obs
+from ppo_mask import MaskArgs, embedding_size, split_obs
 
 
 @dataclass
-class Args(dqn.RunArgs):
-    env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
+class Args(MaskArgs, dqn.RunArgs):
+    pass
 
 
 class QNetwork(dqn.QNetwork):

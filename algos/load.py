@@ -32,10 +32,11 @@ def load(path, num_envs: int = 1, **keywords):
     name = algo_of(folder)
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_beside(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
+    args.async_envs = False  # so that a caller can look into them
+    args.eval_episodes = num_envs  # the run makes as many, only for their spaces
     run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
     run.envs.close()
     run.agent.eval()
-    args.async_envs = False  # so that a caller can look into them
     envs = make_envs(args, num_envs, training=False, **keywords)
     choose_actions = evaluation_policy(run.agent, np.random.default_rng([args.seed, 1, 1]), args)
     return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs
@@ -67,6 +68,8 @@ def parts_of(name: str):
     """A variant's parent, or the script itself, and what the script gives to its main."""
     module = importlib.import_module(name)
     call = call_of_main(Path(module.__file__))
+    if call is None:
+        refuse(f"{name}.py has no call of main, so it is no script")
 
     def value(node):  # what an expression of the script means there
         return eval(compile(ast.Expression(node), module.__file__, "eval"), vars(module))

@@ -1156,7 +1156,9 @@ def play(envs, obs, policy, max_steps: int, add_frame=None):
                 add_frame(envs.envs[0].render())
             actions = as_declared(policy(obs), envs.single_action_space)
             obs, rewards, terminated, truncated, _ = envs.step(actions)
-            returns += rewards * playing
+            if not np.isfinite(rewards[playing]).all():
+                raise FloatingPointError(f"reward not finite in an evaluation: {rewards}")
+            returns[playing] += rewards[playing]
             playing &= ~(terminated | truncated)
             bar.update(np.sum(~playing) - bar.n)
             if not playing.any():

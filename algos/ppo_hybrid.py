@@ -114,6 +114,10 @@ make_envs = partial(ppo.make_envs, make_env=make_env)
 def make_agent(args, obs_space, action_space):
     if not isinstance(action_space, Flat):  # of games, which make_env does not make
         ppo.fail(f"actions must be a Tuple or Dict of Discrete and Box, not {action_space}")
+    if len(obs_space.shape) == 3:
+        ppo.refuse_typed(args, "hidden_size activation", "with images")
+    if not action_space.numbers:
+        ppo.refuse_typed(args, "log_std_init", "without continuous actions")
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 

@@ -133,7 +133,7 @@ class RecordingEnvs(gym.vector.VectorWrapper):
         super().__init__(envs)
         self.path = Path(path)
         self.played = []
-        self.envs = envs.envs  # for films
+        self.envs = getattr(envs, "envs", None)  # for films; processes have none
 
     def reset(self, **keywords):
         self.obs, infos = super().reset(**keywords)
@@ -179,4 +179,7 @@ def name_of_run(argv):
 
 if __name__ == "__main__":
     name = name_of_run(sys.argv[1:])
+    if name == "ppo":  # the script that trained it is ppo.py without this one
+        versions = ppo.versions
+        ppo.versions = lambda args_class: versions(ppo.RunArgs)
     ppo.main(name, Args, make_agent, train, ppo.evaluation_policy, make_envs)

@@ -22,8 +22,15 @@ import torch
 
 
 @dataclass
-class Args(ppo.RunArgs):
+class MaskArgs:
+    """Before the arguments of ppo or dqn."""
+
     env_id: str = "tasks:InvalidActions-v0"  # Environment whose observations have an action_mask.
+
+
+@dataclass
+class Args(MaskArgs, ppo.RunArgs):
+    pass
 
 
 def embedding_size(args, num_actions: int, make_env) -> int:

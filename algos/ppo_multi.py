@@ -26,7 +26,7 @@ import ppo
 import torch
 from torch import nn
 
-ppo.OF_EVALUATION.add("num_agents")
+ppo.OF_EVALUATION |= {"num_agents", "agent_id"}
 
 
 @dataclass
@@ -258,9 +258,12 @@ def maker(env_id):
 
 def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
-    keywords |= {} if args.num_agents is None else {"num_agents": args.num_agents}
     make = maker(args.env_id)
     keywords |= json.loads(args.env_kwargs)
+    if args.num_agents is not None:
+        if "num_agents" in keywords:
+            ppo.fail(f"num_agents={args.num_agents} is also in env_kwargs={args.env_kwargs}")
+        keywords["num_agents"] = args.num_agents
     try:
         first = make(**keywords)
     except TypeError as error:
@@ -270,7 +273,7 @@ def make_envs(args, num_envs, training=True, **keywords):
     n = len(first.possible_agents)
     worlds = [first]
     with ppo.closed_on_error(worlds):
-        for field in ("num_envs", "eval_episodes"):
+        for field in ("eval_episodes",) if args.evaluate else ("num_envs", "eval_episodes"):
             if getattr(args, field) % n:
                 ppo.fail(f"{field}={getattr(args, field)} must be a multiple of the {n} agents")
         if (args.num_policies or n) >= n:

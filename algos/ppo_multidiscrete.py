@@ -103,6 +103,8 @@ def make_agent(args, obs_space, action_space):
         nvec = [int(component.n) for component in components]
     if not nvec:
         ppo.fail(f"ppo_multidiscrete takes MultiDiscrete and Tuple of Discrete, not {action_space}")
+    if len(obs_space.shape) == 3 and not args.autoregressive:
+        ppo.refuse_typed(args, "hidden_size activation", "with images")
     agent_class = partial(AutoregressiveAgent if args.autoregressive else Agent, nvec=nvec)
     return ppo.make_agent(args, obs_space, gym.spaces.Discrete(sum(nvec)), agent_class)
 

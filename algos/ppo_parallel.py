@@ -192,6 +192,8 @@ class Agent(ppo.Agent):
 
 
 def make_agent(args, obs_space, action_space):
+    if len(obs_space.shape) == 3:
+        ppo.refuse_typed(args, "hidden_size activation", "with images")
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 

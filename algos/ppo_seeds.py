@@ -174,7 +174,7 @@ def clip_each(max_norms, weights):
     """Scales each seed's gradients, (seeds, ...), to its own largest norm."""
     gradients = [w.grad for w in weights.values() if w.grad is not None]
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # (seeds,)
-    scales = (torch.tensor(max_norms) / (norms + 1e-6)).clamp(max=1)
+    scales = (torch.tensor(max_norms, device=norms.device) / (norms + 1e-6)).clamp(max=1)
     for g in gradients:
         g.mul_(scales.reshape(-1, *[1] * (g.ndim - 1)))
 
@@ -246,11 +246,21 @@ def report(runs, folders):
     for run in runs[1:]:
         with contextlib.redirect_stdout(io.StringIO()):
             run.finish()
-    results = [result_of(folder) for folder in folders[1:]]
-    first = {"seed": runs[0].args.seed, "eval_return_mean": runs[0].evaluate().mean()}
-    for result, folder in zip([first, *results], folders, strict=True):
-        print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
-    returns = [result["eval_return_mean"] for result in (first, *results)]
+    args = runs[0].args
+    first = {"seed": args.seed, "eval_return_mean": runs[0].evaluate().mean()}
+    results = [first, *map(result_of, folders[1:])]
+    pairs = list(zip(results, folders, strict=True))
+    field, *values = args.vary or ("", "")
+    for i, value in enumerate(values):
+        if field:
+            print(f"{field} {value}")
+        own = pairs[i * args.num_seeds : (i + 1) * args.num_seeds]
+        for result, folder in own:
+            print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
+        print_summary([result["eval_return_mean"] for result, _ in own])
+
+
+def print_summary(returns):
     drawn = np.random.default_rng(0).choice(returns, (10_000, len(returns)))
     low, high = np.percentile(iqm(drawn), [2.5, 97.5])
     print(f"all {len(returns)} seeds   mean {np.mean(returns):.1f}, IQM {iqm(returns):.1f}")

@@ -28,19 +28,22 @@ import torch
 
 
 @dataclass
-class Args(td3.RunArgs):
+class HindsightArgs:
+    """Before the arguments of td3, SAC or dqn."""
+
     env_id: str = "tasks:Reach-v0"  # Environment with goals.
     n_sampled_goal: int = 4  # k: samples with a goal of hindsight for each one with its own.
 
     def check(self):
         super().check()
-        check(self)
+        td3.require_range(self, "n_sampled_goal")
+        if self.n_step != 1:
+            td3.fail(f"n_step={self.n_step} must be 1: a new goal is that of a single step")
 
 
-def check(args):
-    td3.require_range(args, "n_sampled_goal")
-    if args.n_step != 1:
-        td3.fail(f"n_step={args.n_step} must be 1: a new goal is that of a single step")
+@dataclass
+class Args(HindsightArgs, td3.RunArgs):
+    pass
 
 
 def train(args: Args, run: td3.Run, parent=td3):

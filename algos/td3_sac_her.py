@@ -15,13 +15,8 @@ import td3_sac
 
 
 @dataclass
-class Args(td3_sac.Args):
-    env_id: str = "tasks:Reach-v0"  # Environment with goals.
-    n_sampled_goal: int = 4  # k: samples with a goal of hindsight for each one with its own.
-
-    def check(self):
-        super().check()
-        td3_her.check(self)
+class Args(td3_her.HindsightArgs, td3_sac.Args):
+    pass
 
 
 train = partial(td3_her.train, parent=td3_sac)

@@ -34,7 +34,7 @@ class AnyRun:
     args: dict
     scalars: dict
     points: list  # of training_episodes
-    finished: bool  # for all that one can see
+    finished: bool = False  # for all that one can see
     versions: dict = field(default_factory=dict)  # of packages and of the script; not of CleanRL's
     command: str = ""
     resumed: list = field(default_factory=list)  # (step, versions), each time
@@ -75,15 +75,15 @@ def read_any_run(folder: Path) -> AnyRun:
         lines = texts["hyperparameters/text_summary"].splitlines()[2:]
         args = dict(line[1:-1].split("|", 1) for line in lines)
         last = max(step for curve in scalars.values() for step, _ in curve)
-        # its last episode ends a little before the budget does
-        finished = last >= 0.95 * float(args.get("total_timesteps", 0))
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
-        run = AnyRun(folder, args.get("exp_name", folder.name), args, scalars, points, finished)
+        run = AnyRun(folder, args.get("exp_name", folder.name), args, scalars, points)
     try:
         for name in ("total_timesteps", "num_envs", "gamma"):
             float(run.args.get(name, 1))
     except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{folder} has no number as {name}: {error}") from None
+    if not ours:  # its last episode ends a little before the budget does
+        run.finished = last >= 0.95 * float(args.get("total_timesteps", 0))
     return run
 
 
@@ -253,8 +253,8 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
             # CleanRL's explained variance of returns that are all alike is NaN
             if not math.isfinite(value) and tag != "losses/explained_variance":
                 said.setdefault("finite", f"from step {step:,} on {tag} is not finite")
-        if "charts/episodic_length" in points[step] and gamma < 1:
-            mean_reward = abs(now["charts/episodic_return"] / now["charts/episodic_length"])
+        if points[step].get("charts/episodic_length") and gamma < 1:
+            mean_reward = abs(now.get("charts/episodic_return", 0) / now["charts/episodic_length"])
             # of clipped rewards, 1 is the largest that is learned from
             worth = max(worth, (1.0 if clipped else mean_reward) / (1 - gamma))
         scale = 1.0 if args.get("norm_reward") == "True" else worth

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import fnmatch
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -36,6 +35,9 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "algos"))
+from load import is_script, parts_of  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 SAME_NUMBERS = "same-numbers.json"  # by maintain/same_numbers.py: which scripts train the same
 WINDOWS = 100  # points of a training curve
@@ -167,6 +169,8 @@ def read_run(folder: Path) -> dict:
         scalars, _ = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
         greedy = dict(scalars["eval/episodic_return"])
+        if not all(isinstance(result[name], str) for name in ("env_id", "algo")):
+            raise ValueError("its env_id and algo are no text")
         if not math.isfinite(result["eval_return_mean"]):
             raise ValueError("its evaluation is not finite")
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
@@ -247,15 +251,11 @@ def same_numbers(run: dict, script: str | None) -> bool:
 
 @functools.cache
 def script_hash(algo: str) -> str | None:
-    """Of today's script, as args.json has it: SHA-256 of the files that define its arguments."""
-    names = [algo]
-    while (path := ROOT / "algos" / f"{names[-1]}.py").exists():
-        parent = re.search(r"^class Args\((\w+)\.", path.read_text("utf-8"), re.MULTILINE)
-        if parent is None:
-            code = b"".join((path.parent / f"{name}.py").read_bytes() for name in sorted(names))
-            return hashlib.sha256(code).hexdigest()
-        names.append(parent[1])
-    return None
+    """Of today's script, as args.json has it; None where there is none."""
+    if not is_script(algo):
+        return None
+    parent, args_class, *_ = parts_of(algo)
+    return parent.versions(args_class)["script"]
 
 
 def earlier_seeds(runs: list[dict], path: Path) -> list[dict] | None:
@@ -688,6 +688,7 @@ def draw(cells: list[Cell], published: list, path: Path):
 
 
 def save(figure, path: Path):
+    path = path if path.suffix else path.with_suffix(".png")  # as matplotlib does
     try:
         figure.savefig(path, dpi=100)
     except ValueError as error:  # no such format
@@ -730,8 +731,7 @@ def add_runs(table: str, runs: list[dict], results: Path, may_shrink: bool = Tru
 
 def main():
     parser = ArgumentParser(description=__doc__)
-    default = ROOT / "runs"
-    parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
+    parser.add_argument("runs_dir", nargs="?", type=Path, default="runs", help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads the CSVs of --out alone")
     parser.add_argument("--out", type=Path, default="report", help="default: report")
     options = parser.parse_args()

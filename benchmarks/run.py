@@ -105,7 +105,7 @@ def script_args(script: str, flags: list[str]) -> dict:
     """Every argument that `flags` give to a script, which ends with exit status 2 otherwise."""
     parent, args_class, *_ = parts_of(script)
     args = asdict(parent.parse_args(script, args_class, flags))
-    return json.loads(json.dumps(args))  # lists for tuples, as args.json has them
+    return json.loads(json.dumps(args, default=str))  # as args.json has them: lists for tuples
 
 
 def read_config(name: str) -> tuple[Path, dict]:
@@ -116,6 +116,8 @@ def read_config(name: str) -> tuple[Path, dict]:
         raise UserError(f"no config {shown(path)}, only {', '.join(known) or 'none'}")
     tables = report.read_toml(path)
     for table in tables:
+        if not re.fullmatch(r"[\w-]+", table):
+            raise UserError(f"{shown(path)}: [{table}] may hold letters, digits, - and _")
         if not script_of(table):
             raise UserError(
                 f"{shown(path)}: no script is named {table}: a table has the name of its script,"
@@ -138,6 +140,8 @@ def plan(options, extra: list[str]) -> list[Job]:
     runs_dir = Path(options.runs_dir or Path("runs", path.stem)).resolve()
     jobs = []
     for table in dict.fromkeys(options.algos or tables):
+        if own := {"seed", "runs_dir", "torch_threads", "eval_frequency"} & tables[table].keys():
+            raise UserError(f"[{table}] sets {', '.join(sorted(own))}: that is the campaign's")
         script, parent = script_of(table), shown(runs_dir / table)
         flags = ["--config", f"{shown(path)}:{table}", "--seed", str(options.first_seed)]
         flags += ["--torch-threads", str(options.torch_threads), "--runs-dir", parent]
@@ -147,10 +151,17 @@ def plan(options, extra: list[str]) -> list[Job]:
         args = script_args(script, flags)
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
         first, at_once = options.first_seed, args.get("num_seeds", 1)  # of ppo_seeds, for example
+        if (first - 1) % at_once:  # else a run would train seeds that another one has trained
+            text = f"trains {at_once} seeds at once: --first-seed must be 1 more than a multiple"
+            raise UserError(f"[{table}] {text}")
         for seed in range(first, first + options.seeds, at_once):
             flags[3] = str(seed)
             of_seed = {**args, "seed": seed}
-            jobs.append(Job(table, script, list(flags), of_seed, runs_dir / table / env / script))
+            words = list(flags)
+            if (left := first + options.seeds - seed) < at_once:
+                words.append(f"--num-seeds={left}")
+                of_seed["num_seeds"] = left
+            jobs.append(Job(table, script, words, of_seed, runs_dir / table / env / script))
     return sorted(jobs, key=lambda job: job.args["seed"])
 
 
@@ -540,12 +551,12 @@ def campaign(flags: list[str], extra: list[str]) -> int:
     if options.dry_run:
         print(*(f"python {shlex.join(job.words())}" for job in jobs), sep="\n")
         return 0
-    if options.ray:
+    if options.ray is not None:
         connect(options.ray, jobs)
         signal.signal(signal.SIGTERM, stop)  # Ray has set its own
-    cores = cluster_cores if options.ray else usable_cores  # nodes may join later
+    cores = cluster_cores if options.ray is not None else usable_cores  # nodes may join later
     room = lambda: options.jobs or max(cores() // options.torch_threads, 1)  # noqa: E731
-    failures = train(jobs, room, RayRun if options.ray else LocalRun)
+    failures = train(jobs, room, RayRun if options.ray is not None else LocalRun)
     say(f"{len(jobs) - len(failures)} of {len(jobs)} runs are finished, {len(failures)} failed")
     for failure in failures:
         print(f"FAILED   {failure}")

@@ -185,9 +185,11 @@ class Study:
                     raise UserError(f"{name} is a range: give --trials N, or a list for a grid")
                 types = {type(x) for x in (spec.get("low"), spec.get("high"), self.args[name])}
                 try:
+                    if not all(math.isfinite(spec[end]) for end in ("low", "high")):
+                        raise ValueError("its ends must be finite")
                     kind = IntDistribution if types <= {int, type(None)} else FloatDistribution
                     found[name], some[name] = kind(**spec), spec["low"]
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, LookupError) as error:
                     like = "a range is { low = 1, high = 9, log = true }"
                     raise UserError(f"{name}: {like}: {error}") from None
             elif not str(spec).startswith("="):
@@ -323,7 +325,8 @@ class Study:
             both = f"trial {best.name} {report.mean_and_std(x)}, default {report.mean_and_std(y)}"
             print(f"On fresh seeds: {both}; {better}")
         script, *flags = best.command[:-2]  # without --runs-dir
-        print(f"The best: python {shlex.join([f'algos/{script}.py', *flags])}", flush=True)
+        path = run.shown(run.ROOT / "algos" / f"{script}.py")
+        print(f"The best: python {shlex.join([path, *flags])}", flush=True)
         return True
 
 

@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
 # a shell's background job ignores Ctrl-C, and so would the runs that tests stop by it
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from load import parts_of  # noqa: E402, of algos/
+import ppo  # noqa: E402, of algos/
+from load import parts_of  # noqa: E402
 
 NUMBERS = itertools.count()  # so that runs that begin in the same second have folders of their own
 
@@ -129,6 +130,7 @@ def command(monkeypatch, capsys):
     def run(name, flags="", *more, ok: bool = True) -> Result:
         words = [*flags.split(), *map(str, more)]
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        monkeypatch.setattr(ppo, "versions", ppo.versions)  # which ppo_imitation replaces
         capsys.readouterr()  # of what ran before
         status = 0
         try:

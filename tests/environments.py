@@ -433,5 +433,8 @@ SPACES = {
 }
 for name, space in SPACES.items():
     register(f"{name}-v0", Seen, kwargs={"observation_space": space})
+for name in ("Parts", "Mixture"):
+    camera = Box(0, 255, (37, 41, 3), np.uint8)
+    register(f"Camera{name}-v0", Seen, kwargs={"observation_space": camera, "space": ACTIONS[name]})
 memory = Box(0, 255, (3,), np.uint8)  # as that of a game
 register("Bytes-v0", Seen, kwargs={"observation_space": memory, "space": ONE})

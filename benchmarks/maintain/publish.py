@@ -220,8 +220,7 @@ def documents() -> dict[Path, str]:
 
 def main():
     parser = report.ArgumentParser(description=__doc__)
-    default = ROOT / "runs"
-    parser.add_argument("runs_dir", nargs="?", type=Path, default=default, help="default: runs")
+    parser.add_argument("runs_dir", nargs="?", type=Path, default="runs", help="default: runs")
     parser.add_argument("--from-csv", action="store_true", help="reads no runs")
     options = parser.parse_args()
     with report.errors_in_a_line():

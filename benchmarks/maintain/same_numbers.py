@@ -8,10 +8,11 @@ Today's tables of benchmarks/*.toml, without those that need demonstrations, Ray
 not installed, or mpe2, the defaults of the four scripts, and a few commands for what no table uses
 run for a few thousand steps, with checkpoints on the way. With --record, tables with equal hashes
 go into results/same-numbers.json: report.py then lets seeds of the one script join a cell of the
-other.
+other. What the record says of the commit's scripts need not run again.
 Exit status: 0 if every hash is the same, 1 if not.
 """
 
+import functools
 import importlib.util
 import io
 import json
@@ -105,6 +106,32 @@ def trained(tree: Path, command: str) -> tuple[str, str]:
     return found[1], about["versions"]["script"]
 
 
+def both(tree: Path, records: dict, name: str, command: str) -> tuple:
+    """What `trained` says of the scripts in `tree`, and of today's. The former need not run where
+    it is recorded that they train what today's do.
+    """
+    today = trained(ROOT, command)
+    known = records.get(name, {"scripts": ()})
+    script = script_in(tree, command.split()[0])
+    if script in known["scripts"] and known["run_hash"] == today[0]:
+        return (today[0], script), today
+    return trained(tree, command), today
+
+
+def read_records() -> dict:
+    path = report.RESULTS / report.SAME_NUMBERS
+    return {x["name"]: x for x in json.loads(path.read_bytes())} if path.exists() else {}
+
+
+@functools.cache
+def script_in(tree: Path, name: str) -> str:
+    """The SHA-256 of a script there, as args.json has it."""
+    code = f"from load import parts_of; parent, args_class, *_ = parts_of({name!r});"
+    code += "print(parent.versions(args_class)['script'])"
+    words = [sys.executable, "-c", code]
+    return subprocess.check_output(words, cwd=tree / "algos", text=True).strip()
+
+
 def record(path: Path, name: str, command: str, scripts: list[str], commit: str, value: str):
     """Keeps that two versions of a table's script have the same run hash, as have the others of the
     record that one of them is in. Of each table the newest record is kept.
@@ -135,9 +162,8 @@ def main():
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
         (Path(folder) / "benchmarks").symlink_to(ROOT / "benchmarks")  # today's tables for both
-        before = list(pool.map(partial(trained, Path(folder)), wanted.values()))
-        after = pool.map(partial(trained, ROOT), wanted.values())
-        for name, (old, its_script), (new, script) in zip(wanted, before, after, strict=True):
+        found = pool.map(partial(both, Path(folder), read_records()), wanted, wanted.values())
+        for name, ((old, its_script), (new, script)) in zip(wanted, found, strict=True):
             verdict = "same" if new == old else f"other, was {old[:16]}"
             print(f"{name:<28} {new[:16]}  {verdict}", flush=True)
             different += new != old

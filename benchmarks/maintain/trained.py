@@ -24,7 +24,7 @@ TRAINED = ROOT / "trained"
 def cell_of(about: dict) -> str:
     """The name of a run's cell in benchmarks/results/: environment and table of its config."""
     table = about["args"]["config"].split(":")[-1]
-    return f"{about['args']['env_id'].replace('/', '-')}-{table}"
+    return report.cell_path(about["args"]["env_id"], table, TRAINED).stem
 
 
 def recorded_returns(cell: str) -> dict:
@@ -65,6 +65,8 @@ def main():
         about = report.read_json(path.with_name("args.json"))
         if about["args"]["config"]:
             cells.setdefault(cell_of(about), {})[path.parent] = report.read_json(path)
+    if not cells:
+        parser.error(f"{runs} has no finished run of a table")
     for cell, results in cells.items():
         returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
         median = statistics.median((recorded_returns(cell) | returns).values())

@@ -326,6 +326,16 @@ def test_rewards_must_be_compute_reward_s(module):
     script.hindsight.add(obs, 0.1 * rewards, *rest)
 
 
+def test_rewards_of_hindsight_are_clipped_as_the_others(monkeypatch):
+    batches, relabel = [], td3_her.Hindsight.relabel
+    monkeypatch.setattr(
+        td3_her.Hindsight, "relabel", lambda *x: batches.append(relabel(*x)) or batches[-1]
+    )
+    train_her("dqn_her", **trail("dqn_her"), total_timesteps=180, clip_reward=True)
+    rewards = np.concatenate([batch["rewards"] for batch in batches])
+    assert set(rewards.tolist()) == {-1, 0, 1}
+
+
 def test_goals_come_as_the_environment_declares_them():
     seen = []
 

@@ -209,11 +209,14 @@ def test_an_evaluation_is_saved(command, tmp_path):
     folder = only_run(tmp_path)
     saved = command("ppo_imitation", "--save-episodes expert.npz --evaluate", folder)
     assert saved.line("evaluation") == trained.line("evaluation")
+    assert "another version" not in saved.err
     text, lengths = check_episodes(tmp_path / "expert.npz", "CartPole-v1", 5)
     assert text == trained.line("evaluation")
     assert len(set(lengths)) > 1  # else no row after an episode's end could show
     assert saved.line("episodes") == f"5 of {lengths.sum():,} steps: expert.npz"
-    again = command("ppo_imitation", "--save-episodes again.npz --evaluate", folder / "weights.npz")
+    again = command(
+        "ppo_imitation", "--save-episodes again.npz --async-envs --evaluate", folder / "weights.npz"
+    )
     assert again.line("evaluation") == trained.line("evaluation")
     for file in ("nowhere/expert.npz", "runs"):  # before anything is played
         flags = f"--save-episodes {file} --evaluate"

@@ -13,7 +13,7 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import before, curves, hash_of_parameters, new_run, randomise, scalars
+from conftest import before, curves, hash_of_parameters, new_run, only_run, randomise, scalars
 from conftest import train as train_any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -339,6 +339,16 @@ def test_agents_that_share_a_policy_are_so_many_environments():
     theirs = train_any(ppo, env_id="Walk-v0", **settings)
     mine = train(f"{HERE}:Many", num_policies=1, agent_id=False, **settings)
     assert same_arrays(mine.agent.policies[0], theirs.agent)
+
+
+@pytest.mark.parametrize("own", ["--num-agents 4 --num-policies 1", "--num-agents 2"])
+def test_policies_may_be_evaluated_with_another_number_of_agents(command, tmp_path, own):
+    """If they see no one-hots of how many they are: each of two sees none in any case."""
+    flags = "--env-id tasks:MultiCartPole --num-envs 8 --num-steps 16 --total-timesteps 128"
+    alone = "--no-agent-id" if "--num-policies" in own else "--num-policies 2"
+    command("ppo_multi", f"{flags} {own} {alone} --eval-episodes 4")
+    more = "--no-agent-id --num-agents 6 --eval-episodes 12 --evaluate"
+    assert len(command("ppo_multi", more, only_run(tmp_path)).line("evaluation")) > 0
 
 
 # ---- death

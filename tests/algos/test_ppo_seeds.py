@@ -241,13 +241,35 @@ def test_the_interval_is_that_of_95_percent(tmp_path, capsys):
         folder.mkdir()
         result = {"seed": int(folder.name), "eval_return_mean": value}
         (folder / "result.json").write_text(json.dumps(result))
-    first = SimpleNamespace(args=SimpleNamespace(seed=4), evaluate=lambda: np.array([20, 40]))
+    args = SimpleNamespace(seed=4, num_seeds=3, vary=None)
+    first = SimpleNamespace(args=args, evaluate=lambda: np.array([20, 40]))
     ppo_seeds.report([first], folders)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"seed 4       return 30.0, in {folders[0]}"
     assert lines[1] == f"seed 5       return 60.0, in {folders[1]}"
     assert lines[3] == "all 3 seeds   mean 30.0, IQM 30.0"
     assert lines[4] == "95% interval   of the IQM, by bootstrap: 0.0 to 60.0"
+
+
+def test_each_value_that_is_varied_has_its_own_summary(monkeypatch, capsys):
+    results = [
+        {"seed": seed, "eval_return_mean": value} for seed, value in ((5, 2), (4, 6), (5, 8))
+    ]
+    monkeypatch.setattr(ppo_seeds, "result_of", lambda place: results[place - 1])
+    args = SimpleNamespace(seed=4, num_seeds=2, vary=("gamma", "0.9", "0.99"))
+    first = SimpleNamespace(args=args, evaluate=lambda: np.array([0]))
+    ppo_seeds.report([first], range(4))
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    returns = [x[3] for x in words if x[0] in ("seed", "all")]
+    assert returns == ["0.0,", "2.0,", "mean", "6.0,", "8.0,", "mean"]
+    assert [x[4] for x in words if x[0] == "all"] == ["1.0,", "7.0,"]
+    assert [x for x in words if x[0] == "gamma"] == [["gamma", "0.9"], ["gamma", "0.99"]]
+
+
+def test_the_largest_norms_are_where_the_gradients_are():
+    weights = {"layer": nn.Parameter(torch.ones(2, 3, device="meta"))}
+    weights["layer"].grad = torch.ones(2, 3, device="meta")
+    ppo_seeds.clip_each([0.5, 0.5], weights)  # which would fail if they were on the CPU
 
 
 def test_a_broken_result_of_a_seed_is_said_in_a_line(tmp_path, failure):

@@ -96,12 +96,6 @@ def test_a_variants_own_flags_have_no_effect_on_an_evaluation(capsys, line):
     assert "has no effect in an evaluation" in capsys.readouterr().err
 
 
-def test_policies_may_be_evaluated_with_another_number_of_agents():
-    Path("args.json").write_text(json.dumps({"algo": "ppo_multi", "args": {"seed": 1}}))
-    flags = "--evaluate . --env-id tasks:MultiCartPole --num-agents 3".split()
-    assert parse(importlib.import_module("ppo_multi"), flags).num_agents == 3
-
-
 SIX = "--num-envs 6 --total-timesteps 600"
 REFUSED = {  # what is wrong: words of the line that says so
     "dqn_noisy --sigma-0 -1": "sigma_0=-1.0 must lie between 0 and",
@@ -122,6 +116,8 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_seeds --vary gamma 0.9 0.99 --gamma 0.9": "gamma=0.9 has no effect with vary gamma",
     "dqn_prioritised --priority-exponent 0 --importance-exponent 1": "importance_exponent=1.0 has",
     "dqn_apex --lockstep --actor-timeout 9": "actor_timeout=9.0 has no effect with lockstep",
+    "ppo_hybrid --env-id environments:CameraMixture-v0 --hidden-size 32": "no effect with images",
+    "ppo_hybrid --env-id environments:Parts-v0 --log-std-init 1": "no effect without continuous",
     "ppo_imitation --demonstrations absent.npz": "No such file",
     "ppo_imitation --demonstrations short.npz": "actions",
     "ppo_imitation --demonstrations wide.npz": "needs ((11, 4), (11,))",
@@ -142,6 +138,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_multi --num-policies 3": "num_policies=3 is more than the 2 agents",
     "ppo_multi --num-agents 3": "environment tasks:Differ with {'num_agents': 3}: Differ() takes",
     'ppo_multi --env-kwargs {"x":1}': "Differ() takes no arguments",
+    'ppo_multi --num-agents 2 --env-kwargs {"num_agents":3}': "num_agents=2 is also in env_kwargs",
     "ppo_multi --env-kwargs [1]": "must be a JSON object",
     "ppo_multi --capture-video": "Differ() takes no arguments",
     "ppo_multi --env-id tasks:Same": "tasks:Same is neither a module with",
@@ -149,8 +146,10 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_multi --env-id nowhere.simple_v3": "nowhere.simple_v3: No module named 'nowhere'",
     f"ppo_multi --env-id test_ppo_multi:Blind --capture-video --eval-episodes 6 {SIX}": "'render'",
     "ppo_multidiscrete --env-id environments:Mixture-v0": "takes MultiDiscrete and Tuple of",
+    "ppo_multidiscrete --env-id environments:CameraParts-v0 --hidden-size 8": "effect with images",
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",
+    "ppo_parallel --env-id environments:Colour-v0 --hidden-size 32": "no effect with images",
     "ppo_pqn --env-id Pendulum-v1": "Discrete",
     "ppo_pqn --start-e 0.1 --exploration-fraction 1": "no effect with start_e = end_e = 0.1",
     "ppo_pqn --env-id environments:Colour-v0 --hidden-size 32": "no effect with images",

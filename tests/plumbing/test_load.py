@@ -104,6 +104,7 @@ def test_what_main_is_given_must_be_written_out(beside, failure, given):
     path = Path(copy.__file__)
     path.write_text(path.read_text().replace("train, evaluation_policy)", given))
     assert "hidden.py must write out what it gives to main" in failure(here.parts_of, "hidden")
+    assert "tasks.py has no call of main" in failure(parts_of, "tasks")
 
 
 @pytest.mark.parametrize("name", ["os", "json", "load", "tasks", "evil", "../evil", "a b", 3, None])

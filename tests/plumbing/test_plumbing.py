@@ -5,6 +5,7 @@ All four scripts have the same bytes of it, so ppo.py stands for them here.
 
 import json
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import ppo
@@ -104,6 +105,24 @@ def test_images_have_their_channels_first(name):
     assert found.shape == (image.size // (h * w), h, w) and found.dtype == np.uint8
     for c, y, x in np.random.default_rng(1).integers([len(found), h, w], size=(211, 3)):
         assert found[c, y, x] == image[place(c, y, x)]
+
+
+# --- evaluations ----------------------------------------------------------------------------------
+
+
+def played(rewards, ends):
+    """Returns of two environments, with what each says at each step, (steps, 2)."""
+    steps = zip(np.float64(rewards), np.array(ends), strict=True)
+    envs = SimpleNamespace(num_envs=2, single_action_space=Discrete(2))
+    envs.step = lambda actions: (None, *next(steps), np.zeros(2, np.bool_), {})
+    return ppo.play(envs, None, lambda obs: np.zeros(2, np.int64), max_steps=11).tolist()
+
+
+def test_what_follows_an_evaluated_episode_does_not_count():
+    rewards = [[1, 2], [np.nan, 3], [np.inf, 5]]
+    assert played(rewards, [[True, False], [False, False], [True, True]]) == [1, 10]
+    with pytest.raises(FloatingPointError, match="reward not finite in an evaluation"):
+        played(rewards, [[False, True], [True, True], [True, True]])
 
 
 # --- curves ---------------------------------------------------------------------------------------

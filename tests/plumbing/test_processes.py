@@ -183,10 +183,11 @@ def test_processes_are_no_forks_of_one_that_has_threads():
     run.close()
 
 
-def test_a_simulator_that_runs_once_in_a_process_trains_and_is_evaluated_in_several():
+def test_a_simulator_that_runs_once_in_a_process_trains_and_is_evaluated_in_several(monkeypatch):
     run = train(ppo, **small("Single", async_envs=True))
     assert run.evaluate().tolist() == [5, 5]
     run.close()
+    monkeypatch.delattr(ppo, "AsyncEnvs")  # whose processes would import the caller's script
     _, envs = load(run.folder)
     envs.close()
     assert type(envs) is ppo.SyncEnvs

@@ -73,6 +73,8 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     assert capsys.readouterr().out.startswith("No argument differs.\n")
     with pytest.raises(report.UserError, match="has no curves"):
         compare.compare([results], results / "compare.png")
+    compare.compare([results / "ours"], results / "mine")
+    assert capsys.readouterr().out.endswith(f"{results / 'mine.png'}\n")
     with pytest.raises(report.UserError, match="'foo' is not supported"):
         compare.compare([results / "ours"], results / "compare.foo")
 
@@ -198,6 +200,10 @@ def test_what_is_broken_in_a_folder_is_a_line(results):
     write_run(results / "run", 8.0, {"gamma": 10**400})
     with pytest.raises(report.UserError, match="has no number as gamma"):
         compare.read_any_run(results / "run")
+    (results / "run" / "args.json").unlink()
+    write_curves(results / "theirs", 8.0, {"total_timesteps": None})
+    with pytest.raises(report.UserError, match="has no number as total_timesteps"):
+        compare.read_any_run(results / "theirs")
     with open(results / "run" / "events.out.tfevents.1", "wb") as file:
         RecordWriter(file).write(b"no event of TensorBoard's")
     with pytest.raises(report.UserError, match=r"curves of .* cannot be read"):
@@ -328,6 +334,12 @@ HEALTH = [  # curves and arguments, how the one line about them begins or, where
     ({"value_loss": [1.0] * 20, "episode": None}, "from step 1,000 on no episode ended: has the"),
     ({"value_loss": [1.0] * 5, "episode": None}, ""),
 ]
+
+
+def test_episodes_of_no_length_say_nothing_of_rewards():
+    """As of a run whose curve of lengths, or of returns, is another's."""
+    curves = {"charts/episodic_length": [(1, 0.0), (2, 3.0)]}
+    assert compare.health(curves, {"gamma": "0.9", "total_timesteps": "2"}, -np.inf) == []
 
 
 @pytest.mark.parametrize("curves, said", HEALTH)

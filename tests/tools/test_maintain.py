@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import peer_returns
@@ -17,6 +18,25 @@ def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
         same_numbers.record(path, name, "ppo", scripts, "HEAD", "f00")
     found = {old["name"]: old["scripts"] for old in json.loads(path.read_text())}
     assert found == {"a": ["c", "d", "e"], "b": ["x", "y"]}
+
+
+def test_what_the_record_says_of_a_commit_need_not_run_again(monkeypatch):
+    """Of today's script, 5c41, the hash is f00; that of the commit is recorded to have it, too."""
+    monkeypatch.setattr(same_numbers, "script_in", lambda tree, script: "07e4")
+    ran, commit = [], Path("commit")
+    hashes = {ROOT: ("f00", "5c41"), commit: ("ba2", "07e4")}
+    monkeypatch.setattr(
+        same_numbers, "trained", lambda tree, command: ran.append(tree) or hashes[tree]
+    )
+    known = {"scripts": ["1234", "07e4"], "run_hash": "f00"}
+    for record, expected in [
+        (known, ("f00", "07e4")),
+        (known | {"run_hash": "f01"}, hashes[commit]),
+        (known | {"scripts": ["1234"]}, hashes[commit]),
+    ]:
+        found = same_numbers.both(commit, {"a": record}, "a", "ppo --seed 1")
+        assert found == (expected, hashes[ROOT])
+    assert ran == [ROOT, ROOT, commit, ROOT, commit]
 
 
 def test_what_is_said_of_a_peer_s_returns_is_what_its_seeds_have():

@@ -205,8 +205,12 @@ def test_the_easiest_environment_comes_first():
 
 def test_a_cell_of_another_script_is_marked(results, tmp_path, monkeypatch):
     (cell,) = report.read_cells(report.RESULTS)
-    code = b"".join((ROOT / "algos" / f"{name}.py").read_bytes() for name in ("ppo", "ppo_lstm"))
-    assert report.script_hash("ppo_lstm") == hashlib.sha256(code).hexdigest()
+    for script, files in {
+        "ppo_lstm": ["ppo", "ppo_lstm"],
+        "dqn_mask": ["dqn", "dqn_mask", "ppo_mask"],
+    }.items():
+        code = b"".join((ROOT / "algos" / f"{file}.py").read_bytes() for file in files)
+        assert report.script_hash(script) == hashlib.sha256(code).hexdigest()
     for today, table in (("5c41", "ppo-mine"), (None, "ppo-mine"), ("07e4", "ppo-mine †")):
         monkeypatch.setattr(report, "script_hash", lambda algo, today=today: today)
         assert cell.marked_table == table
@@ -471,7 +475,8 @@ def test_a_run_that_lost_a_part_of_its_curves_is_refused(command, tmp_path):
         refused("args.json", resumed(**{name: value}), text)
     for text in (json.dumps(saved | {"args": 5}), json.dumps(saved | {"command": "'"}), "{"):
         refused("args.json", text)
-    for field, value in {"seed": "2", "seconds": "x", "eval_return_mean": None}.items():
+    wrong = {"seed": "2", "seconds": "x", "eval_return_mean": None, "env_id": None, "algo": []}
+    for field, value in wrong.items():
         refused("result.json", json.dumps(whole["result"] | {field: value}))
     refused("result.json", "[]")
     (events,) = folder.glob("events.*")

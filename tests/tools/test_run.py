@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,37 @@ def test_all_tables_have_a_seed_before_one_has_two(tmp_path):
     jobs = planned(tmp_path, "--seeds 3 --algos ppo ppo_seeds ppo")
     order = [(job.table, job.args["seed"]) for job in jobs]
     assert order == [("ppo", 1), ("ppo_seeds", 1), ("ppo", 2), ("ppo", 3), ("ppo_seeds", 3)]
+
+
+def test_seeds_that_train_at_once_are_no_more_than_asked_for_and_none_twice(tmp_path):
+    jobs = planned(tmp_path, "--seeds 3 --algos ppo_seeds")
+    assert [job.args["num_seeds"] for job in jobs] == [2, 1]
+    assert all(run.script_args("ppo_seeds", job.flags) == job.args for job in jobs)
+    with pytest.raises(run.UserError, match="trains 2 seeds at once"):  # 1 and 2, or 3 and 4
+        planned(tmp_path, "--first-seed 2 --algos ppo_seeds")
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    {
+        "[ppo]\nseed = 3\ntorch_threads = 2": "sets seed, torch_threads: that is the campaign's",
+        '["ppo-a/b"]': r"\[ppo-a/b\] may hold letters",
+    }.items(),
+)
+def test_what_a_table_may_not_have(tmp_path, text, complaint):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(run.UserError, match=complaint):
+        run.plan(run.parse_options([str(tmp_path / "mine.toml")]), [])
+
+
+def test_a_script_may_have_arguments_that_json_has_not(monkeypatch):
+    @dataclass
+    class Args:
+        file: Path = Path("mine.npz")
+
+    script = SimpleNamespace(parse_args=lambda name, args_class, flags: args_class())
+    monkeypatch.setattr(run, "parts_of", lambda name: (script, Args))
+    assert run.script_args("mine", []) == {"file": "mine.npz"}  # as write_json has it
 
 
 def test_what_is_typed_behind_the_campaign_s_own_flags_wins(tmp_path):

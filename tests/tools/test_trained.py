@@ -28,6 +28,12 @@ def test_trained_agents_are_small_and_name_no_other_place():
         assert result["steps"] == about["args"]["total_timesteps"]
 
 
+def test_a_cell_has_the_name_that_it_has_in_the_results(tool, tmp_path):
+    args = {"env_id": "tasks:Match-v0", "config": "benchmarks/variants.toml:ppo_mask-mine"}
+    assert trained.cell_of({"args": args}) == "tasks-Match-v0-ppo_mask-mine"
+    assert tool(trained, tmp_path).status == 2  # which has no run
+
+
 def test_each_agent_is_the_run_of_its_cell_that_is_nearest_to_the_median():
     """But for one, whose cell is of an earlier script; the page says so."""
     for folder in FOLDERS:
