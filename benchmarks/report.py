@@ -50,6 +50,9 @@ KEPT = "seed", "seconds", "eval_episodes", "run_hash"  # of a run's result.json,
 MIN_SEEDS = 3  # for a verdict
 MIN_SEEDS_INTERVAL = 5  # with fewer, a bootstrap's interval is much too narrow
 COMPARED = ["environment", "table", "protocol", "ours", "published", "ours is", "source", "url"]
+# of a command, which leave a table's numbers or the name of its record as they are
+FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
+FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
 FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}  # arguments that change no number
 EQUAL = 0.05  # budgets that differ by no more than this count as equal
 FAR = 4  # times our steps: what is published there says little of ours
@@ -197,7 +200,7 @@ def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
     for path in sorted(runs_dir.rglob("args.json")):
         folder, above = path.parent, path.resolve().parents
         script, table = above[1].name, above[min(3, len(above) - 1)].name
-        if runs_dir / "tune" in path.parents:  # of tune.py, whose studies share names of tables
+        if any((x / "study.md").exists() for x in path.parents):  # tune.py's share names of tables
             continue
         if not re.match(rf"{re.escape(script)}(-|$)", table):
             print(f"not of a campaign, left out: {folder}")
@@ -241,12 +244,14 @@ def same_numbers(run: dict, script: str | None) -> bool:
     or it is recorded that a shortened run of the table has the same run hash with both.
     """
     path, own = RESULTS / SAME_NUMBERS, run["script"]
-    records = read_json(path) if path.exists() else []
+    if script == own or not path.exists():
+        return script == own
     name = config_of(run["command"]).replace(".toml:", ":")
-    if other := re.search(r" --env-id \S+", run["command"]):
-        name += other[0]
-    equals = (x["scripts"] for x in records if f"benchmarks/{x['name']}" == name)
-    return script == own or any({script, own} <= set(scripts) for scripts in equals)
+    if other := re.search(r" --env[-_]id[ =](\S+)", run["command"]):
+        name += f" --env-id {other[1]}"
+    flags = {x.replace("-", "_") for x in re.findall(r" --([\w-]+)", run["command"])}
+    equals = (x["scripts"] for x in read_json(path) if f"benchmarks/{x['name']}" == name)
+    return flags <= FREE_FLAGS and any({script, own} <= set(scripts) for scripts in equals)
 
 
 @functools.cache

@@ -25,9 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from report import MIN_SEEDS, MIN_SEEDS_INTERVAL, ROOT, Cell, UserError
 
-# flags of a campaign that make no other setting of a table
-FREE_FLAGS = {"config", "seed", "env_id", "torch_threads", "runs_dir", "exp_name"}
-FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
 # not in README.md: they end while their return still rises, as the beginning of a long run
 BEGINNINGS = {"a2c-4m", "a2c-adam-2500k"}
 MIN_TASKS = 3  # for a return over tasks
@@ -49,7 +46,7 @@ def is_of_table(table: str, run: dict) -> bool:
     other = {name for name, value in here.items() if args.get(name) != value}
     typed = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     other |= {name.removeprefix("no_") for name in typed} - here.keys()
-    if other := sorted(other - FREE_FLAGS):
+    if other := sorted(other - report.FREE_FLAGS):
         text = ", ".join(f"{name}={args.get(name)}" for name in other)
         print(f"{table} with {text} is not as in {config}, left out: {run['folder']}")
     return not other
