@@ -29,6 +29,7 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -395,7 +396,7 @@ class RunningMoments(nn.Module):
         return ((x - self.mean) / self.std()).clip(-10, 10).float()
 
 
-def make_agent(args, obs_space, action_space):
+def make_agent(args, obs_space, action_space, agent_class=None):
     if not (isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"):
         fail(f"actions must be a Box of real numbers, not {action_space}")
     if len(obs_space.shape) != 1:
@@ -403,7 +404,7 @@ def make_agent(args, obs_space, action_space):
     low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
     if not (high - low < np.finfo(np.float32).max).all():  # as which some write infinity
         fail(f"every action needs bounds, not {action_space}: try ppo.py")
-    return Agent(args, *obs_space.shape, low, high)
+    return (agent_class or Agent)(args, *obs_space.shape, low, high)
 
 
 def evaluation_policy(agent, rng, args):  # made anew for each evaluation: a memory starts empty
@@ -495,7 +496,7 @@ OF_EVALUATION |= {"bf16", "async_envs", "env_timeout"}
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
     text = sys.modules[args_class.__module__].__doc__ or name
-    argv = [without_exponent(word) for word in argv]
+    argv = without_exponents(args_class, argv)
     asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
     if asked.resume and set(argv) - {"--resume", asked.resume, f"--resume={asked.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
@@ -509,9 +510,11 @@ def parse_args(name: str, args_class, argv: list[str]):
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
         elif isinstance(value, dict):
-            flags.append(f"--{field}={json.dumps(value)}")
-        else:
+            flags.append(f"--{field}={json.dumps(value, default=str)}")  # TOML has dates
+        elif isinstance(value, float):  # of a table 1e6 comes as 1000000.0
             flags.append(without_exponent(f"--{field}={value}"))
+        else:
+            flags.append(f"--{field}={value}")
     if settings:
         # a table must be right by itself; what a run was trained with, only beside --evaluate
         own = [] if asked.config else argv
@@ -529,8 +532,20 @@ def parse_args(name: str, args_class, argv: list[str]):
     return checked(args)
 
 
+def without_exponents(args_class, argv: list[str]) -> list[str]:
+    """What was typed, with numbers in full, but for arguments that are text."""
+    texts = {field.name for field in fields(args_class) if "str" in str(field.type)}
+    words = []
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+        words.append(word if name in texts else without_exponent(word))
+    return words
+
+
 def without_exponent(word: str) -> str:
-    """1e6 or --flag=1e6 in full, as an int must be; of a table 1e6 comes as 1000000.0."""
+    """1e6 or --flag=1e6 in full, as an int must be."""
     flag, number = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups()
     whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d\d?|\d+\.0", number)
     return f"{flag or ''}{int(float(number))}" if whole and float(number) % 1 == 0 else word
@@ -892,6 +907,9 @@ class InProcess(gym.Wrapper):
             *transition, info = self.env.step(action)
         return *transition, {"said": sendable(info)}
 
+    def close(self):
+        close_all([self.env])
+
 
 @contextlib.contextmanager
 def sendable_errors():
@@ -1068,6 +1086,13 @@ def choose_device(name: str, images: bool):
     return device
 
 
+@contextlib.contextmanager
+def movie(path: Path):
+    imageio = importlib.import_module("imageio")
+    with imageio.get_writer(path, fps=30, macro_block_size=2) as video:
+        yield video
+
+
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
 
@@ -1151,7 +1176,8 @@ class Run:
                 return
             reset(envs, self.args.seed)
             try:
-                _height, _width, *_ = envs.envs[0].render().shape
+                with tempfile.TemporaryDirectory() as folder, movie(Path(folder, "1.mp4")) as video:
+                    video.append_data(envs.envs[0].render())
             except Exception as error:
                 fail(f"capture_video: {self.args.env_id} gives no picture: {error!r}")
 
@@ -1180,14 +1206,15 @@ class Run:
         args = self.args
         name = f"{args.exp_name}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}".lstrip("-")
         folder = Path(args.runs_dir, re.sub("[/:]", "-", args.env_id), self.name, name)
-        for number in range(2, 10_000):
-            try:
-                folder.mkdir(parents=True)
-                return folder
-            except FileExistsError:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for number in range(2, 10_000):
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir()
+                    return folder
                 folder = folder.with_name(f"{name}-{number}")
-            except OSError as error:
-                fail(error)
+        except OSError as error:
+            fail(error)
 
     def lock_folder(self):
         """Ends the script if another process trains in the folder."""
@@ -1399,8 +1426,7 @@ class Run:
         path = self.folder / "videos" / f"{name}-seed-{self.args.seed}.mp4"
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)  # a link would lead out of the folder
-        imageio = importlib.import_module("imageio")
-        with imageio.get_writer(path, fps=30, macro_block_size=2) as video:
+        with movie(path) as video:
             yield video
 
     def arrays(self) -> dict:
@@ -1451,8 +1477,9 @@ class Run:
         seconds = time.perf_counter() - self.started
         self.save()
         self.envs.close()  # before the evaluation: of some simulators only one can run
-        print(f"trained      {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} steps/s")
-        sys.stdout.flush()
+        speed = f"{steps / seconds:,.0f} steps/s"
+        with contextlib.suppress(BrokenPipeError):  # of `| head`: the result is still written
+            print(f"trained      {steps:,} steps in {seconds:.1f} s, {speed}", flush=True)
         returns = self.log_evaluation()
         self.writer.close()
         result = {

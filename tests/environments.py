@@ -179,6 +179,13 @@ class Single(Clock):
         self.engines.clear()
 
 
+class Stubborn(Clock):
+    """It cannot be closed."""
+
+    def close(self):
+        raise BrokenPipeError("nobody is there")
+
+
 class Refused(Foreign):
     """A space that no script takes."""
 
@@ -374,7 +381,7 @@ def register(name, entry_point, **keywords):
 
 
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused, Single):
+for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused, Single, Stubborn):
     register(f"{kind.__name__}-v0", kind)
 for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
     for name, space in (("", THREE), ("Box", ONE)):

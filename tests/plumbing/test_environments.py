@@ -127,6 +127,13 @@ def test_atari_games_repeat_from_their_seed_on_any_number_of_threads():
     np.testing.assert_array_equal(play(1), play(2))
 
 
+def test_a_picture_that_makes_no_film_is_said_before_training(monkeypatch, refused):
+    cartpole = gym.make("CartPole-v1").unwrapped
+    picture = np.zeros((3, 48, 48), np.uint8)  # the channels first
+    monkeypatch.setattr(type(cartpole), "render", lambda env: picture)
+    assert "CartPole-v1 gives no picture" in refused("ppo", "--capture-video")
+
+
 def test_the_evaluation_of_atari_knows_no_lost_lives(monkeypatch):
     made = calls(monkeypatch, gym, "make_vec")
     settings = dict(env_id="ALE/Breakout-v5", episodic_life=True, sticky_actions=0.25)

@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import shutil
+from dataclasses import dataclass
 
 import numpy as np
 import ppo
@@ -155,6 +156,32 @@ def test_a_number_may_have_an_exponent(tmp_path):
         assert args.total_timesteps == 10**6 and type(args.total_timesteps) is int
         assert (args.ent_coef, args.target_kl) == (25.0, 0.01)
     assert args.learning_rate == 1e-3
+
+
+@dataclass
+class Tagged(ppo.RunArgs):
+    tag: str = "2.0"
+
+
+def test_text_that_looks_like_a_number_stays_as_it_is(tmp_path):
+    (tmp_path / "own.toml").write_text('[ppo]\ntag = "1e3"\n')
+    saved = {"algo": "ppo", "args": {"seed": 1, "tag": "3.0"}}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    for words, tag in {
+        "--exp-name mine": "2.0", "--tag 1e3": "1e3", "--tag=3.0 --seed 1e1": "3.0",
+        "--config own.toml": "1e3", "--evaluate .": "3.0",
+    }.items():  # fmt: skip
+        assert ppo.parse_args("ppo", Tagged, words.split()).tag == tag, words
+
+
+def test_a_date_of_a_table_comes_as_text(tmp_path):
+    (tmp_path / "own.toml").write_text("[ppo]\nenv_kwargs = { start = 2024-01-01 }\n")
+    assert json.loads(parse(ppo, ["--config", "own.toml"]).env_kwargs) == {"start": "2024-01-01"}
+
+
+def test_runs_that_have_no_place_are_refused(refused, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "File exists" in refused("ppo", "--runs-dir link")
 
 
 def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused, tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -191,6 +193,20 @@ def test_a_simulator_that_runs_once_in_a_process_trains_and_is_evaluated_in_seve
     _, envs = load(run.folder)
     envs.close()
     assert type(envs) is ppo.SyncEnvs
+
+
+def test_what_cannot_be_closed_trains_in_processes():
+    run = train(ppo, **small("Stubborn", async_envs=True))
+    run.finish()
+    assert json.loads((run.folder / "result.json").read_text())["eval_return_mean"] == 5
+
+
+def test_a_result_is_written_also_where_nobody_reads_what_is_printed(tmp_path):
+    words = [sys.executable, ROOT / "algos" / "ppo.py", *FLAGS.split(), "--total-timesteps", "64"]
+    pipe = subprocess.Popen(["head", "-1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    subprocess.run(words, stdout=pipe.stdin, stderr=subprocess.DEVNULL, timeout=100)
+    pipe.stdin.close()
+    assert pipe.wait(100) == 0 and (only_run(tmp_path) / "result.json").exists()
 
 
 def test_what_an_evaluation_cannot_make_is_said_before_training():
