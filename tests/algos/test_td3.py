@@ -206,3 +206,12 @@ def test_a_budget_without_an_update_is_refused(script, refused):
     parse = importlib.import_module(script.split("_")[0]).parse_args
     args_class = importlib.import_module(script).RunArgs if script != "td3_sac" else td3_sac.Args
     parse(script, args_class, f"{flags} {least}".split())
+
+
+def test_a_variant_may_have_an_agent_of_its_own():
+    class Own(td3.Agent):
+        pass
+
+    spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,))
+    assert type(td3.make_agent(td3.Args(), *spaces, agent_class=Own)) is Own
+    assert type(td3.make_agent(td3.Args(), *spaces)) is td3.Agent
