@@ -50,6 +50,15 @@ class AnyRun:
         return {name: str(value) for name, value in (self.args | versions).items()}
 
 
+def has_its_last_evaluation(folder: Path, scalars: dict) -> bool:
+    """Whether a run of ours is finished, and its curves go to its end."""
+    try:
+        steps = report.read_json(folder / "result.json")["steps"]
+    except report.UNREADABLE:
+        return False
+    return steps in dict(scalars.get("eval/episodic_return", ()))
+
+
 def read_any_run(folder: Path) -> AnyRun:
     ours = (folder / "args.json").exists()
     try:
@@ -60,7 +69,7 @@ def read_any_run(folder: Path) -> AnyRun:
     except report.UNREADABLE as error:
         raise UserError(f"the curves of {folder} cannot be read: {error!r}") from None
     if ours:
-        finished = (folder / "result.json").exists()
+        finished = has_its_last_evaluation(folder, scalars)
         try:
             saved = report.read_json(folder / "args.json")
             run = AnyRun(folder, str(saved["algo"]), dict(saved["args"]), scalars, points, finished)

@@ -33,6 +33,13 @@ def write_run(folder: Path, value: float, args=(), **saved):
     (folder / "args.json").write_text(json.dumps(about))
 
 
+def finish(folder: Path, steps=3000):
+    """With an evaluation after 3000 steps."""
+    with SummaryWriter(folder) as writer:
+        writer.add_scalar("eval/episodic_return", 4.0, 3000)
+    (folder / "result.json").write_text(json.dumps({"steps": steps}))
+
+
 def test_runs_are_compared_cleanrls_too(results, capsys):
     # an argument without a value is the last cell of its row
     arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": "0.90", "hf_entity": ""}
@@ -43,7 +50,7 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
     compare.compare([results / "ours"], results / "compare.png")
     out = capsys.readouterr().out
     assert "not finished, so not compared with" in out and "argument" not in out
-    (results / "ours" / "result.json").touch()
+    finish(results / "ours")
     report.write_cell("ppo", [a_run(seed, 3.0, gamma=0.5) for seed in (1, 2)], report.RESULTS)
     compare.compare([results / "cleanrl", results / "ours"], results / "compare.png")
     _, out = capsys.readouterr().out.split(" seeds\n")  # of write_cell
@@ -100,7 +107,7 @@ def test_a_variant_is_placed_among_its_own_seeds(results, capsys):
     variant = {"algo": "ppo_lstm"}
     report.write_cell("ppo_lstm", [a_run(1, 3.0) | variant], report.RESULTS / "variants")
     write_run(results / "x", 2.2, **variant, versions={"torch": "2"})
-    (results / "x" / "result.json").touch()
+    finish(results / "x")
     compare.compare([results / "x"], results / "compare.png")
     out = capsys.readouterr().out
     assert "1 seed of [ppo_lstm] reached" in out and "[ppo-mine]" not in out
@@ -214,6 +221,14 @@ def test_what_is_broken_in_a_folder_is_a_line(results):
         (results / "run" / "weights.npz").write_bytes(data)
         with pytest.raises(report.UserError, match=r"weights\.npz cannot be read"):
             compare.compare([results / "run"], results / "compare.png")
+
+
+@pytest.mark.parametrize("steps, finished", [(3000, True), (4000, False)])
+def test_a_run_whose_curves_were_cut_is_not_finished(tmp_path, steps, finished):
+    write_run(tmp_path / "run", 8.0)
+    assert not compare.read_any_run(tmp_path / "run").finished
+    finish(tmp_path / "run", steps)
+    assert compare.read_any_run(tmp_path / "run").finished == finished
 
 
 def test_a_run_that_was_resumed_with_something_else_says_so(results, tool):
