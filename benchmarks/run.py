@@ -152,8 +152,8 @@ def plan(options, extra: list[str]) -> list[Job]:
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
         first, at_once = options.first_seed, args.get("num_seeds", 1)  # of ppo_seeds, for example
         if (first - 1) % at_once:  # else a run would train seeds that another one has trained
-            text = f"trains {at_once} seeds at once: --first-seed must be 1 more than a multiple"
-            raise UserError(f"[{table}] {text}")
+            text = f"--first-seed must be one more than a multiple of {at_once}"
+            raise UserError(f"[{table}] trains {at_once} seeds at once: {text}")
         for seed in range(first, first + options.seeds, at_once):
             flags[3] = str(seed)
             of_seed = {**args, "seed": seed}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import peer_returns
+import report
 import same_numbers
 import speed
 from conftest import ROOT, parse
@@ -37,6 +38,10 @@ def test_what_the_record_says_of_a_commit_need_not_run_again(monkeypatch):
         found = same_numbers.both(commit, {"a": record}, "a", "ppo --seed 1")
         assert found == (expected, hashes[ROOT])
     assert ran == [ROOT, ROOT, commit, ROOT, commit]
+
+
+def test_a_script_in_another_tree_is_known_by_what_args_json_has():
+    assert same_numbers.script_in(ROOT, "dqn_mask") == report.script_hash("dqn_mask")
 
 
 def test_what_is_said_of_a_peer_s_returns_is_what_its_seeds_have():

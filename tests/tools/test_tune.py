@@ -307,6 +307,7 @@ WRONG = {  # a whole file, or a line of its ranges: (flags, what the complaint h
     'x = "= 1 / (num_envs - 1)"': ("", r'"= 1 / \(num_envs - 1\)": .*division by zero'),
     "x = { low = 1, high = 2 }": ("", "x is a range: give --trials N"),
     "x = { low = 2, high = 1 }": ("--trials 2", "x: a range is"),
+    "x = { high = 2.0 }": ("--trials 2", "x: a range is"),
     "x = { low = 1.0, high = inf }": ("--trials 2", "x: a range is .* its ends must be finite"),
 }
 
