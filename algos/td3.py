@@ -533,14 +533,14 @@ def parse_args(name: str, args_class, argv: list[str]):
 
 
 def without_exponents(args_class, argv: list[str]) -> list[str]:
-    """What was typed, with numbers in full, but for arguments that are text."""
-    texts = {field.name for field in fields(args_class) if "str" in str(field.type)}
+    """What was typed, with numbers in full where they must be whole."""
+    others = {field.name for field in fields(args_class) if "int" not in str(field.type)}
     words = []
     name = ""
     for word in argv:
         if word.startswith("--"):
             name = word[2:].partition("=")[0].replace("-", "_")
-        words.append(word if name in texts else without_exponent(word))
+        words.append(word if name in others else without_exponent(word))
     return words
 
 

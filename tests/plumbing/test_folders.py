@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import ppo
@@ -161,6 +163,8 @@ def test_a_number_may_have_an_exponent(tmp_path):
 @dataclass
 class Tagged(ppo.RunArgs):
     tag: str = "2.0"
+    release: Path = Path("2.0")
+    version: Literal["1e3", "2.0"] = "2.0"
 
 
 def test_text_that_looks_like_a_number_stays_as_it_is(tmp_path):
@@ -172,6 +176,8 @@ def test_text_that_looks_like_a_number_stays_as_it_is(tmp_path):
         "--config own.toml": "1e3", "--evaluate .": "3.0",
     }.items():  # fmt: skip
         assert ppo.parse_args("ppo", Tagged, words.split()).tag == tag, words
+    args = ppo.parse_args("ppo", Tagged, "--release 2.0 --version 1e3".split())
+    assert (args.release, args.version) == (Path("2.0"), "1e3")
 
 
 def test_a_date_of_a_table_comes_as_text(tmp_path):
