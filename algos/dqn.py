@@ -539,6 +539,8 @@ def channels_first(image):
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
+        if keywords.get("render_mode") == "human":
+            fail(f"{args.env_id} opens no window, but --capture-video films it")
         keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
             return make_games(args, num_envs, training, **keywords)
@@ -577,8 +579,9 @@ class AtariEnvs(gym.vector.VectorWrapper):
 
     frames = 0  # of each game so far, (num_envs,) from the first step on
 
-    def reset(self, *, seed, options=None):
-        self.obs, infos = self.env.reset(seed=np.int32(seed))
+    def reset(self, *, seed=None, options=None):
+        seeds = np.int32(seed) if isinstance(seed, list) else seed
+        self.obs, infos = self.env.reset(seed=seeds)
         return self.obs, infos
 
     def step(self, actions):
@@ -671,7 +674,16 @@ def parse_args(name: str, args_class, argv: list[str]):
         fail("a resumed run keeps its arguments: give --resume alone")
     if asked.resume and not Path(asked.resume, "checkpoint.pt").exists():
         fail(f"{asked.resume} has no checkpoint.pt, so it is finished or no run")
+    words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
+    asked.typed = set()  # names of the arguments that were typed
+    for word in words:
+        asked.typed.add(word if hasattr(asked, word) else word.removeprefix("no_"))
     source, settings = saved_settings(name, asked)
+    if asked.evaluate:
+        refuse_typed(asked, "init_weights", "in an evaluation")
+    if asked.evaluate and settings:
+        without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
+        refuse_typed(asked, " ".join(sorted(without_effect)), "in an evaluation")
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in settings.items():
         if isinstance(value, bool):
@@ -689,15 +701,7 @@ def parse_args(name: str, args_class, argv: list[str]):
         own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
-    words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
-    args.typed = set()  # names of the arguments that were typed
-    for word in words:
-        args.typed.add(word if hasattr(args, word) else word.removeprefix("no_"))
-    if args.evaluate:
-        refuse_typed(args, "init_weights", "in an evaluation")
-    if args.evaluate and settings:
-        without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
-        refuse_typed(args, " ".join(sorted(without_effect)), "in an evaluation")
+    args.typed = asked.typed
     return checked(args)
 
 
@@ -1056,9 +1060,22 @@ def end_after_training():
 
 
 def on_sigterm(handler):
-    """Calls it on SIGTERM, but not in processes that a simulator forks."""
+    """Calls it on SIGTERM, but not in processes that a simulator forks: these end by it, even if
+    it comes before they have forgotten the handler.
+    """
+
+    def hold():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def let_through():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def forget():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_through()
+
     signal.signal(signal.SIGTERM, handler)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=forget)
 
 
 class InProcess(gym.Wrapper):
@@ -1114,6 +1131,9 @@ def reset(envs, *entropy: int):
     """Resets with seeds that follow from `entropy`; returns observations and infos."""
     seeds = env_seeds(envs.num_envs, *entropy)
     seed_generators(seeds[0])
+    for name in ("single_action_space", "action_space"):  # whose sample() has its own generator
+        if hasattr(envs, name):
+            getattr(envs, name).seed(seeds[0])
     return envs.reset(seed=seeds)
 
 
@@ -1264,6 +1284,8 @@ def movie(path: Path):
 
 class Run:
     """An agent, its environments, its folder, its curves and its checkpoints."""
+
+    launcher = ("python",)  # what starts the script
 
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name = name
@@ -1416,6 +1438,7 @@ class Run:
             self.lock_folder()
             self.writer = SummaryWriter(self.folder)
             self.save()
+            self.warn_of_unsaved()
         self.describe()  # args.json comes last: a folder that has it can be resumed
         if not resumed:
             # ends the script now, rather than at a resume, if args.json does not give these back
@@ -1452,6 +1475,19 @@ class Run:
             if learned and parameter.requires_grad and id(parameter) not in learned:
                 how = "if it is not to learn, call its requires_grad_(False)"
                 fail(f"{name} is in no optimizer that run.start is given: {how}")
+
+    def warn_of_unsaved(self):
+        """Says in a line if an optimizer learns a tensor that no part keeps."""
+        states = [state for part in self.parts.values() for state in part.state_dict().values()]
+        kept = [state for state in states if isinstance(state, torch.Tensor)]
+        for name, part in self.parts.items():
+            for group in getattr(part, "param_groups", ()):
+                for tensor in group["params"]:
+                    on_device = [x for x in kept if x.device == tensor.device]
+                    if not any(x.is_set_to(tensor) for x in on_device):
+                        what = f"a tensor of shape {tuple(tensor.shape)}"
+                        how = "give its module to run.start"
+                        print(f"no checkpoint keeps {what} of {name}: {how}", file=sys.stderr)
 
     def describe(self):
         """Writes the settings for TensorBoard's HParams, and args.json, which repeats the run and
@@ -1585,6 +1621,7 @@ class Run:
             torch.default_generator.manual_seed(args.seed)
             # acting may change buffers, such as moments of what it sees
             stack.callback(self.agent.load_state_dict, copy.deepcopy(self.agent.state_dict()))
+            stack.callback(self.agent.train, self.agent.training)
             self.agent.eval()
             policy = self.evaluation_policy(self.agent, rng, args)
             return play(envs, obs, policy, args.eval_max_steps, video and video.append_data)
@@ -1670,7 +1707,8 @@ class Run:
     def print_result(self, returns):
         print(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
         print(f"run folder   {self.folder}")
-        print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
+        if not self.args.evaluate:
+            print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
         print(f"run hash     {self.hash()}")
 
     def close(self):
@@ -1689,7 +1727,8 @@ class Run:
             return ""
         if not (folder / "args.json").exists():
             return ""
-        return f"to resume: {shlex.join(['python', sys.argv[0], '--resume', str(folder)])}"
+        words = [*self.launcher, sys.argv[0], "--resume", str(folder)]
+        return f"to resume: {shlex.join(words)}"
 
 
 def progress_bar(**settings):
@@ -1738,7 +1777,7 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         if ended.code == 2:  # by fail
             raise
         how = run.how_to_resume() if run else ""
-        raise RuntimeError(f"the run was ended by sys.exit; {how}") from ended
+        raise RuntimeError(f"the run was ended by sys.exit({ended.code!r}); {how}") from ended
     except MemoryError as error:
         if run is None or run.folder is None:  # so it has not begun
             fail(f"out of memory: {error}")

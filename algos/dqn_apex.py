@@ -20,6 +20,7 @@ repeats and resumes exactly, and the slowest actor sets the pace.
 
 import copy
 import math
+import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -262,7 +263,9 @@ def connect(args: Args):
     try:
         if port.isdigit():  # Ray itself waits for many minutes where nobody listens
             socket.create_connection((host, int(port)), timeout=10).close()
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(args.ray or "local", **settings)
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own
     except (OSError, ValueError) as error:
         dqn.fail(f"--ray {args.ray}: {str(error).splitlines()[0]}")
     if (cores := ray.cluster_resources().get("CPU", 0)) < args.num_actors:

@@ -249,6 +249,8 @@ def join():
     """Meets the others, if torch.distributed.run has started this process. Rank 0 comes back."""
     if "RANK" not in os.environ:
         return
+    processes = f"--nproc-per-node={on_this_machine('WORLD_SIZE')}"
+    ppo.Run.launcher = ("python", "-m", "torch.distributed.run", processes)
     num_gpus = torch.cuda.device_count()
     if num_gpus:
         torch.cuda.set_device(int(on_this_machine("RANK")) % num_gpus)

@@ -204,8 +204,9 @@ def make_runs(args, first):
     alone = {"num_seeds": 1, "vary": None}  # so that args.json says what its own folder has
     settings = [{field: float(value), "seed": seed} | alone for value in values for seed in seeds]
     runs, folders = {0: first}, [first.folder]
+    whole = first.folder.resolve()  # of `.` there is no name
     for place, own in enumerate(settings[1:], 1):
-        folder = first.folder.with_name(f"{first.folder.name}-{place + 1}-{own['seed']}")
+        folder = whole.with_name(f"{whole.name}-{place + 1}-{own['seed']}")
         folders.append(folder)
         if result_of(folder) is None:
             # without args.json, which comes after the first checkpoint, it was killed at its start

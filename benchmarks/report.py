@@ -56,6 +56,7 @@ FREE_FLAGS |= {"eval_frequency", "eval_episodes"}
 FREE = {"runs_dir", "config", "resume", "evaluate", "exp_name"}  # arguments that change no number
 EQUAL = 0.05  # budgets that differ by no more than this count as equal
 FAR = 4  # times our steps: what is published there says little of ours
+TITLE = "# Results"  # of a README.md that this tool may write anew
 MARKS = "<!-- results: begin -->", "<!-- results: end -->"  # around a document's tables
 EARLIER = " †"  # behind a table whose runs are not shown to be those of today's script
 # from the easiest on; others come behind them, then Atari
@@ -377,7 +378,8 @@ class Cell:
         if protocol.startswith("training, last "):  # so many percent of the run's steps
             steps, returns = self.curve("training")
             share = int(protocol.split()[-1].removesuffix("%")) / 100
-            return returns[:, steps > (1 - share) * self.about["steps"]].mean(axis=1)
+            returns = returns[:, steps > (1 - share) * self.about["steps"]]
+            return returns.mean(axis=1) if returns.size else np.full(len(self.seeds), np.nan)
         returns = self.curve("greedy")[1]
         return returns[:, returns.mean(axis=0).argmax() if protocol == "best" else -1]
 
@@ -621,7 +623,7 @@ def improvements(cells: list[Cell]) -> pd.DataFrame:
 def documents(results: Path) -> dict[Path, str]:
     """README.md of a folder of cells, and the CSVs that it names."""
     cells, published = read_cells(results), read_published()
-    parts = ["# Results", results_table(cells, published), *["![Curves](curves.png)"] * bool(cells)]
+    parts = [TITLE, results_table(cells, published), *["![Curves](curves.png)"] * bool(cells)]
     parts += [
         "Every published number, by every protocol: [verdicts.csv](verdicts.csv). The probability "
         "that one table's run ends above another's: [improvement.csv](improvement.csv)."
@@ -742,6 +744,9 @@ def main():
     options = parser.parse_args()
     results = options.out.resolve()
     with errors_in_a_line():
+        readme = results / "README.md"
+        if readme.exists() and not readme.read_text("utf-8").startswith(TITLE):
+            raise UserError(f"{readme} is not one of report.py's: choose another --out")
         errors = [] if options.from_csv else collect(options.runs_dir, results, add_runs)
         results.mkdir(parents=True, exist_ok=True)
         write(documents(results))

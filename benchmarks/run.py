@@ -180,7 +180,8 @@ def run_folder(job: Job) -> tuple[Path | None, float | None]:
         for key, unresolved in (("device", "auto"), ("torch_threads", 0)):
             if here[key] == unresolved:  # args.json has what it came to
                 here[key] = there.get(key)
-        for key in sorted(there.keys() | here.keys()):
+        follows = "eval_frequency"  # from total_timesteps, which is then to be named
+        for key in sorted(there.keys() | here.keys(), key=lambda key: (key == follows, key)):
             if there.get(key) != here.get(key):
                 raise UserError(
                     f"{shown(folder)} was trained with {key}={there.get(key)}, not "

@@ -183,10 +183,14 @@ class Study:
             elif isinstance(spec, dict):
                 if not self.options.trials:
                     raise UserError(f"{name} is a range: give --trials N, or a list for a grid")
-                types = {type(x) for x in (spec.get("low"), spec.get("high"), self.args[name])}
                 try:
                     if not all(math.isfinite(spec[end]) for end in ("low", "high")):
                         raise ValueError("its ends must be finite")
+                    if type(self.args[name]) is int:  # TOML has 1e3 as a float
+                        if spec["low"] % 1 or spec["high"] % 1:
+                            raise ValueError("it takes whole numbers")
+                        spec |= {"low": int(spec["low"]), "high": int(spec["high"])}
+                    types = {type(x) for x in (spec["low"], spec["high"], self.args[name])}
                     kind = IntDistribution if types <= {int, type(None)} else FloatDistribution
                     found[name], some[name] = kind(**spec), spec["low"]
                 except (TypeError, ValueError, LookupError) as error:

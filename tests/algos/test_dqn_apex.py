@@ -6,6 +6,7 @@ Where Ray is missing a stand-in calls the actors in this process; what needs Ray
 import contextlib
 import json
 import pickle
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -497,6 +498,14 @@ def test_only_other_machines_get_a_copy_of_the_folder(fake, address, monkeypatch
     new_run(dqn_apex, **SHORT, ray=address)
     where, settings = fake.initialised
     assert where == (address or "local",) and ("runtime_env" in settings) == (address is not None)
+
+
+def test_sigterm_still_ends_the_run_where_ray_has_set_a_handler(fake, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    rays = lambda *_, **__: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731
+    monkeypatch.setattr(fake, "init", rays)
+    new_run(dqn_apex, **SHORT)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("missing", ["ray", "cluster", "cores"])

@@ -268,6 +268,18 @@ def test_a_parameter_that_no_optimizer_has_is_refused(edited, failure):
     assert trained(edited("td3", (ACTOR, f"{ACTOR}; {scale}.requires_grad_(False)")))
 
 
+def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
+    for parts in ({}, {"beside": nn.Linear(3, 2)}):
+        run = new_run(ppo, **SETTINGS["ppo"])
+        beside = parts.get("beside", nn.Linear(3, 2))
+        optimizer = torch.optim.Adam([*run.agent.parameters(), *beside.parameters()])
+        ppo.train(run.args, run, optimizer=optimizer, parts=parts)
+        said = capsys.readouterr().err
+        for shape in ("(2, 3)", "(2,)"):
+            words = f"no checkpoint keeps a tensor of shape {shape} of optimizer: "
+            assert said.count(words) == (not parts)
+
+
 def test_what_an_evaluation_moves_is_put_back(edited):
     """Here a count of what the agent has acted on."""
     sampled = "        outputs = self(torch.as_tensor(obs, device=self.device))\n"
@@ -278,6 +290,10 @@ def test_what_an_evaluation_moves_is_put_back(edited):
     )
     run = trained(module, total_timesteps=512)
     assert run.agent.n == 512
+    for training in (True, False):
+        run.agent.train(training)
+        run.evaluate()
+        assert run.agent.training == training
     assert trained(module, total_timesteps=512, eval_frequency=256).hash() == run.hash()
 
 

@@ -332,6 +332,15 @@ def test_what_it_cannot_take_is_said_once_and_in_a_line(on_ranks, tmp_path, flag
     assert not list(tmp_path.iterdir())
 
 
+def test_the_line_that_resumes_starts_as_many(on_ranks):
+    def launcher(rank):
+        ppo_parallel.join()  # from which rank 1 does not come back
+        return ppo.Run.launcher
+
+    first, _ = on_ranks(2, launcher, group=False)
+    assert first == ("python", "-m", "torch.distributed.run", "--nproc-per-node=2")
+
+
 def test_help_ends_all(on_ranks):
     first, second = on_ranks(2, script("--help"), group=False)
     assert (first.status, second.status, second.out) == (0, 0, "") and "--num-ranks" in first.out

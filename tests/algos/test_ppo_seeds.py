@@ -205,7 +205,8 @@ def test_it_resumes_exactly_and_ends_with_ordinary_run_folders(command, tmp_path
         path = stopped(monkeypatch, method, seed, step)
         elsewhere = tmp_path / f"{method}{seed}-{step}"  # folders may be moved together
         path = shutil.copytree(path.parent, elsewhere) / path.name
-        assert command("ppo_seeds", "--resume", path).hash == hashes[0]
+        with contextlib.chdir(path):
+            assert command("ppo_seeds", "--resume .").hash == hashes[0]
         others = sorted(path.parent.glob(f"{path.name}-*"))
         runs = [report.read_run(x) for x in (path, *others)]  # which needs args.json, too
         assert [x["result"]["run_hash"] for x in runs] == hashes

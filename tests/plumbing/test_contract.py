@@ -237,6 +237,19 @@ NO_EFFECT = {  # what is typed, and why it is refused
 }
 
 
+def test_games_reset_as_other_environments_and_open_no_window(failure):
+    args = ppo.RunArgs(env_id="ALE/Pong-v5")
+    envs = ppo.make_envs(args, 2, training=False)
+    first, _ = envs.reset(seed=7)
+    for seed in (None, [7, 8], np.array([7, 8])):
+        obs, _ = envs.reset(seed=seed)
+        assert obs.shape == (2, 4, 84, 84)
+        assert seed is None or np.array_equal(obs, first)
+    envs.close()
+    said = failure(ppo.make_envs, args, 2, training=False, render_mode="human")
+    assert "ALE/Pong-v5 opens no window" in said
+
+
 def test_flags_that_cannot_apply_are_refused(refused):
     for line, words in NO_EFFECT.items():
         assert words in refused(*line.split(maxsplit=1)), line

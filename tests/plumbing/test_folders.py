@@ -149,6 +149,8 @@ def test_what_cannot_be_resumed_is_not_said_to_be(monkeypatch):
     again = new_run(ppo, **TINY["ppo"])
     again.start(agent=again.agent)
     assert again.how_to_resume().endswith(f"--resume {again.folder}")
+    again.launcher = "python", "-m", "mpi"
+    assert again.how_to_resume().startswith("to resume: python -m mpi ")
 
 
 def test_a_number_may_have_an_exponent(tmp_path):

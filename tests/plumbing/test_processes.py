@@ -96,7 +96,7 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     [
         ("unsendable", "--async-envs", "Unsendable: the simulator gave up"),
         ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
-        ("quits", "", "the run was ended by sys.exit; to resume: python"),
+        ("quits", "", "the run was ended by sys.exit(None); to resume: python"),
         ("no goodbye", "", "ConnectionError: the simulator died"),
         ("second", "", "ConnectionError: the port is taken"),
         ("child", "", ""),
@@ -111,6 +111,26 @@ def test_nothing_is_left_of_a_simulator_of_others(start, tmp_path, what, flags, 
     assert status == bool(says) and says in error, error
     assert says or ("Traceback" not in error and "stopped" not in error)
     wait_for(lambda: not processes(process.pid))
+
+
+SLOW_FORK = """
+import multiprocessing, os, time, ppo
+os.register_at_fork(after_in_child=lambda: time.sleep(1))
+ppo.on_sigterm(ppo.interrupt)
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3611,))
+child.start()
+child.terminate()
+child.join(60)
+print(child.exitcode)
+child.kill()
+"""
+
+
+def test_a_process_that_is_forked_ends_by_a_sigterm_that_comes_at_once():
+    command = [sys.executable, "-c", SLOW_FORK]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "algos")}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.stdout == f"{-signal.SIGTERM}\n"
 
 
 def test_a_process_that_hangs_when_the_run_is_killed_ends_with_its_program(start, tmp_path):

@@ -101,6 +101,16 @@ def test_the_seed_rules_the_first_weights_and_what_is_drawn(name, tmp_path):
     assert len({train(module, **settings, seed=seed).hash() for seed in (1, 2)}) == 2
 
 
+def test_the_seed_rules_what_spaces_draw():
+    run = new_run(ppo, **TINY["ppo"])
+    drawn = []
+    for _ in range(2):
+        ppo.reset(run.envs, 3, 5)
+        spaces = run.envs.action_space, run.envs.single_action_space
+        drawn.append([[space.sample() for _ in range(20)] for space in spaces])
+    np.testing.assert_equal(*drawn)
+
+
 def test_an_evaluation_leaves_the_generators_that_all_share():
     """In an environment whose rewards come from those of Python and NumPy."""
     settings = TINY["ppo"] | dict(env_id="environments:Global-v0", eval_episodes=3)
@@ -248,6 +258,7 @@ def test_evaluate_repeats_an_evaluation_of_one_episode_to_the_digit(command, tmp
     trained = command("td3", flags + "--eval-episodes 1 --hidden-sizes 30 30")
     evaluated = command("td3", "--evaluate", only_run(tmp_path))
     assert evaluated.line("evaluation") == trained.line("evaluation")
+    assert "TensorBoard" in trained.out and "TensorBoard" not in evaluated.out  # it has no curves
 
 
 def test_an_evaluation_films_its_first_episode(command):
@@ -468,7 +479,7 @@ BAD_INPUT = {
     "a damaged checkpoint": ("--resume damaged", "damaged/checkpoint.pt"),
     "settings that are no table": ("--resume list", "list/args.json: "),
     "a history that is none": ("--evaluate resumed", "resumed/args.json: "),
-    "training's flags in an evaluation": ("--evaluate begun --gamma 0.5", "gamma=0.5 has no"),
+    "training's flags in an evaluation": ("--evaluate begun --num-envs 3", "num_envs=3 has no"),
     "other weights in one": ("--evaluate begun --init-weights a", "init_weights=a has no effect"),
     "a finished run": ("--resume done", "done has no checkpoint.pt, so it is finished"),
     "a changed argument on resume": ("--resume begun --gamma 0.5", "give --resume alone"),

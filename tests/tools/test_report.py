@@ -550,6 +550,8 @@ def test_a_published_mean_over_the_end_of_training_stands_beside_the_same_of_our
     cell = report.Cell({"steps": 200, "runs": [{"seed": 3}, {"seed": 5}]}, returns)
     assert cell.values("training, last 40%").tolist() == [3, 7]
     assert cell.values("training, last 25%").tolist() == [4, 9]
+    cell.about["steps"] = 400
+    assert np.isnan(cell.values("training, last 25%")).all()  # no point, but no warning either
 
 
 def test_published_rows_are_whole():
@@ -588,6 +590,12 @@ def test_files_of_any_editor_are_read(tmp_path):
 def test_a_report_of_nothing_says_so(tmp_path, tool):
     assert tool(report, "--from-csv", "--out", "deep/down").status == 0
     assert "No results yet" in (tmp_path / "deep" / "down" / "README.md").read_text("utf-8")
+
+
+def test_a_readme_of_ones_own_stays(tmp_path, tool):
+    (tmp_path / "README.md").write_text("# My thesis")
+    assert "choose another --out" in tool(report, "--from-csv", "--out", ".").err
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_a_report_in_a_plain_c_locale(tmp_path):

@@ -133,6 +133,7 @@ def test_a_run_with_another_setting_or_with_one_more_or_less_is_refused(tmp_path
         (job.args | {"gamma": 0.5}, r"was trained with gamma=0\.5, not 0\.98"),
         (job.args | {"momentum": 0.9}, r"momentum=0\.9, not None"),
         (less, r"gae_lambda=None, not 0\.8"),
+        (job.args | {"eval_frequency": 7, "total_timesteps": 9}, "total_timesteps=9, not"),
     ]:
         path.write_text(json.dumps({"args": saved}))
         with pytest.raises(run.UserError, match=complaint):

@@ -71,7 +71,7 @@ num_envs = [2, 4]
 COMMAND_OF_PPO = COMMAND.replace("hill", "ppo")
 PPO = f"""{COMMAND_OF_PPO}
 learning_rate = {{ low = 1e-5, high = 0.1, log = true }}
-num_steps = {{ low = 1, high = 1000, log = true }}
+num_steps = {{ low = 1, high = 1e3, log = true }}
 num_minibatches = "= num_steps"
 gamma = {{ low = 0, high = 1 }}
 gae_lambda = {{ low = 0.99996, high = 0.99999 }}
@@ -308,6 +308,7 @@ WRONG = {  # a whole file, or a line of its ranges: (flags, what the complaint h
     "x = { low = 1, high = 2 }": ("", "x is a range: give --trials N"),
     "x = { low = 2, high = 1 }": ("--trials 2", "x: a range is"),
     "x = { high = 2.0 }": ("--trials 2", "x: a range is"),
+    "num_envs = { low = 2.5, high = 7 }": ("--trials 2", "num_envs: .* it takes whole numbers"),
     "x = { low = 1.0, high = inf }": ("--trials 2", "x: a range is .* its ends must be finite"),
 }
 
