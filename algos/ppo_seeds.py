@@ -56,10 +56,9 @@ VARIED = "learning_rate", "gamma", "gae_lambda", "max_grad_norm"  # what the los
 
 def train(args: Args, run: ppo.Run):
     seeds = [Seed(0, run)]  # whose folder is there now; the others' begin with its name
-    runs, folders = make_runs(args, run)
     with contextlib.ExitStack() as stack:
+        runs, folders = make_runs(args, run, stack)
         for place in list(runs)[1:]:
-            stack.callback(runs[place].close)  # ppo.main closes the first
             seeds.append(Seed(place, runs[place]))
             seeds[-1].run.bar.close()
         learn(args, seeds)
@@ -197,8 +196,10 @@ def make_agent(args, obs_space, action_space):
     return ppo.make_agent(args, obs_space, action_space)
 
 
-def make_runs(args, first):
-    """{place: run} of `first` and of each other seed that is not finished; the folders of all."""
+def make_runs(args, first, stack):
+    """{place: run} of `first` and of each other seed that is not finished; the folders of all. The
+    stack closes the others; ppo.main closes the first.
+    """
     field, *values = args.vary or ("seed", args.seed)
     seeds = range(args.seed, args.seed + args.num_seeds)
     alone = {"num_seeds": 1, "vary": None}  # so that args.json says what its own folder has
@@ -212,6 +213,7 @@ def make_runs(args, first):
             # without args.json, which comes after the first checkpoint, it was killed at its start
             own["resume"] = str(folder) if (folder / "args.json").exists() else None
             runs[place] = make_run(replace(args, **own), folder, first)
+            stack.callback(runs[place].close)
     return runs, folders
 
 

@@ -830,8 +830,9 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         return infos
 
     def _poll_pipe_envs(self, timeout=None):  # gymnasium asks it before it reads
-        if super()._poll_pipe_envs(self.timeout):
-            return True
+        for _ in range(math.ceil(self.timeout)):  # a run that is stopped for long misses one alone
+            if super()._poll_pipe_envs(min(1, self.timeout)):
+                return True
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
         raise TimeoutError(f"environments {silent} gave no answer for {self.timeout:g} s")
 
@@ -851,10 +852,9 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             process.terminate()
         for process in self.processes:
             process.join(1)
-            if process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # it has no group yet
-                    os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
-                process.kill()
+            with contextlib.suppress(ProcessLookupError):  # no program is left, or it has no group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
 
 
 def in_process(make, seed: int, spec):
@@ -867,7 +867,8 @@ def in_process(make, seed: int, spec):
         if os.getpid() != parent:
             os.setpgid(0, 0)  # a group of its own, with what a simulator starts: see close_extras
             multiprocessing.current_process()._config["daemon"] = False  # or it could start nothing
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+            # Ctrl-C is for the training; programs would inherit SIG_IGN
+            signal.signal(signal.SIGINT, lambda *_: None)
             on_sigterm(lambda *_: sys.exit(1))  # which closes the environment
             threading.Thread(target=end_after_training, daemon=True).start()
             torch.manual_seed(seed)
@@ -1029,8 +1030,10 @@ def write_file(path: Path, write, check=lambda path: None):
             os.fsync(file.fileno())
         check(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error.__context__, KeyboardInterrupt):  # torch.save hides it
+            raise error.__context__ from None
         raise
 
 
@@ -1542,11 +1545,11 @@ class Run:
     def close(self):
         """Closes the environments and the files, however the run ends."""
         with contextlib.ExitStack() as stack:
+            if self.lock is not None:  # at last: others must wait for all that follows
+                stack.callback(os.close, self.lock)
             for part in (self.envs, self.writer, self.bar):
                 if part is not None:
                     stack.callback(part.close)
-            if self.lock is not None:
-                stack.callback(os.close, self.lock)
             self.envs = self.writer = self.bar = self.lock = None
 
     def how_to_resume(self) -> str:
@@ -1579,6 +1582,18 @@ def generators_restored():
 
 def interrupt(signum, frame):
     raise KeyboardInterrupt(signum)
+
+
+@contextlib.contextmanager
+def undisturbed():
+    """Lets no second signal cut the closing short, which may take a while; Ctrl-C still does."""
+    numbers = signal.SIGTERM, signal.SIGHUP
+    handlers = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
 
 
 def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):
@@ -1616,7 +1631,8 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         raise
     finally:
         if run:
-            run.close()
+            with undisturbed():
+                run.close()
 
 
 # /// script

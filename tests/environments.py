@@ -145,6 +145,8 @@ class Foreign(Program):
             raise Unsendable("the simulator gave up")
         if self.steps == 20 and self.what == "quits":
             sys.exit()
+        if self.steps == 20 and self.what == "killed":  # as by the system, when memory is short
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.steps == 20 and self.what == "hangs":
             time.sleep(3611)
         if self.steps == 20 and self.what == "hangs in C":  # so that Python handles no signal
@@ -156,6 +158,8 @@ class Foreign(Program):
         return super().step(action)
 
     def close(self):
+        if self.what == "slow goodbye":
+            time.sleep(1)
         super().close()
         if self.what == "child":
             self.child.terminate()

@@ -235,6 +235,20 @@ def test_all_environments_are_closed_however_a_run_ends(train_seeds, monkeypatch
     assert sorted(closed) == [2, 3]  # ppo.main closes the first
 
 
+def test_those_that_are_made_are_closed_when_the_next_cannot_be(train_seeds, monkeypatch):
+    closed = []
+
+    def no_memory(args, folder, first):
+        if args.seed == 3:
+            raise MemoryError
+
+    before(monkeypatch, ppo_seeds, "make_run", no_memory)
+    before(monkeypatch, ppo.Run, "close", lambda run: closed.append(run.args.seed))
+    with pytest.raises(MemoryError):
+        train_seeds(num_seeds=3, total_timesteps=256)
+    assert closed == [2]
+
+
 def test_the_interval_is_that_of_95_percent(tmp_path, capsys):
     """Of three draws of 0, 30, 60 all are the least in 1 of 27: more than 2.5%, less than 5%."""
     folders = [tmp_path / str(seed) for seed in (4, 5, 6)]

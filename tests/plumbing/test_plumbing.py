@@ -200,6 +200,20 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(monkeypatch, tmp_path):
     assert done == ["written", "synced", "named"]
 
 
+def test_an_interrupt_that_a_writer_hides_comes_through(tmp_path):
+    """As torch.save does, whose file then has an unexpected end."""
+
+    def write(file):
+        try:
+            raise KeyboardInterrupt(15)
+        finally:
+            raise RuntimeError("unexpected pos")
+
+    with pytest.raises(KeyboardInterrupt):
+        ppo.write_file(tmp_path / "checkpoint.pt", write)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_last_evaluation_comes_when_all_else_has_ended(monkeypatch):
     """The environments are closed by then, since some simulators run only once; what it takes are
     no seconds of training.

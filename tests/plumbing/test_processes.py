@@ -62,6 +62,36 @@ def test_however_a_run_ends_its_programs_end_with_it(start, tmp_path, way, async
     assert way == "error" or (others == [] and last.startswith("stopped; "))
 
 
+def test_a_second_signal_does_not_cut_the_closing_short(start, tmp_path):
+    flags = f"{FLAGS} --env-id environments:Foreign-v0 --total-timesteps 100000000 --env-kwargs"
+    process = start("ppo", flags, '{"what": "slow goodbye"}')
+    wait_for(lambda: list(tmp_path.rglob("args.json")) or process.poll() is not None)
+    for _ in range(2):
+        process.terminate()
+        time.sleep(0.5)
+    assert process.wait(300) == 143
+    wait_for(lambda: not processes(process.pid))
+
+
+def test_a_folder_is_held_until_all_is_closed():
+    run = new_run(ppo, **small("Clock"))
+    run.start(agent=run.agent)
+    lock = run.lock
+    run.envs.close = lambda: os.fstat(lock)  # an error once it is closed
+    run.close()
+    with pytest.raises(OSError):
+        os.fstat(lock)
+
+
+def test_a_pause_of_the_whole_run_is_no_silence(monkeypatch):
+    """Of which the clock of one wait alone has noticed."""
+    answers = [False, False, True]
+    monkeypatch.setattr(ppo.gym.vector.AsyncVectorEnv, "_poll_pipe_envs", lambda *_: answers.pop(0))
+    envs = object.__new__(ppo.AsyncEnvs)
+    envs.timeout = 3
+    assert envs._poll_pipe_envs()
+
+
 def test_a_run_that_is_killed_leaves_no_process_behind(start, tmp_path):
     """Ctrl-C in a terminal goes to the environments' processes, too, which leave it to the run."""
     flags = "--env-id environments:FailingBox-v0 --num-envs 3 --async-envs --eval-frequency 100"
@@ -95,6 +125,7 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     "what, flags, says",
     [
         ("unsendable", "--async-envs", "Unsendable: the simulator gave up"),
+        ("killed", "--async-envs", "EOFError"),
         ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
         ("quits", "", "the run was ended by sys.exit(None); to resume: python"),
         ("no goodbye", "", "ConnectionError: the simulator died"),
