@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,7 +170,12 @@ def test_a_process_that_hangs_when_the_run_is_killed_ends_with_its_program(start
     process = start("ppo", flags, "--env-kwargs", '{"what": "hangs"}')
     wait_for(lambda: list(tmp_path.rglob("args.json")) or process.poll() is not None)
     time.sleep(3)  # until they hang
-    assert list(processes(process.pid).values()).count("sleep") == 2
+    programs = [pid for pid, name in processes(process.pid).items() if name == "sleep"]
+    assert len(programs) == 2
+    for pid in programs:  # which may end by SIGINT, though Ctrl-C is not for their simulator
+        status = Path(f"/proc/{pid}/status").read_text()
+        ignored = int(re.search(r"SigIgn:\s+(\w+)", status)[1], 16)
+        assert not ignored >> (signal.SIGINT - 1) & 1
     process.kill()
     process.wait(300)
     wait_for(lambda: not processes(process.pid))
