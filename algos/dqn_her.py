@@ -28,7 +28,7 @@ def train(args: Args, run: dqn.Run):
         hindsight = Hindsight(run, env)
         if args.clip_reward:
             compute_reward = hindsight.compute_reward
-            hindsight.compute_reward = lambda *goals: np.sign(compute_reward(*goals))
+            hindsight.compute_reward = lambda *goals: np.sign(np.float32(compute_reward(*goals)))
         buffer = ReplayBuffer(run, hindsight)
         dqn.train(args, run, buffer=buffer, parts={"hindsight": hindsight})
 

@@ -22,7 +22,7 @@ import dqn
 import gymnasium as gym
 import numpy as np
 import torch
-from ppo_mask import MaskArgs, embedding_size, split_obs
+from ppo_mask import MaskArgs, embedding_size, require_valid_action, split_obs
 
 
 @dataclass
@@ -67,8 +67,7 @@ class QNetwork(dqn.QNetwork):
         return (np.cumsum(valid, axis=1) > ranks[:, None]).argmax(axis=1)
 
     def act(self, obs, epsilon, rng):
-        if not (obs[:, : self.n] > 0).any(axis=1).all():
-            dqn.fail("an action_mask has no valid action")
+        require_valid_action(obs[:, : self.n])
         return super().act(obs, epsilon, rng)
 
 

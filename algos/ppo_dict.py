@@ -129,6 +129,8 @@ def make_env(env_id, **keywords):
         packed = Packed(space) if ppo.is_flattenable(space) else None
         if packed is None or not packed.shapes or is_image(space):
             ppo.fail(f"{env_id}: observations must be a Dict or Tuple with images, not {space}")
+        if "action_mask" in space.spaces:
+            ppo.fail(f"{env_id}: an action_mask is for ppo_mask.py, which takes no images")
         for name, part in ppo.parts_of(space, "observation"):
             error = "" if is_image(part) else ppo.why_no_vector(part, alone=False)
             if error:

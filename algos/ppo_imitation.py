@@ -123,7 +123,8 @@ def from_env(agent, actions, space):
     """Undoes agent.to_env and ppo.as_declared: (n, *space.shape) -> (n,) from 0, or (n, dim)."""
     if agent.discrete:
         return np.int64(actions) - space.start
-    return np.float32((actions.reshape(len(actions), -1) - agent.middle) / agent.half_range)
+    scale = np.where(agent.half_range > 0, agent.half_range, 1)  # 0: there is only one value
+    return np.float32((actions.reshape(len(actions), -1) - agent.middle) / scale)
 
 
 class RecordingEnvs(gym.vector.VectorWrapper):

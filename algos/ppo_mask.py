@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass
 
 import gymnasium as gym
+import numpy as np
 import ppo
 import torch
 
@@ -67,6 +68,13 @@ def masked(logits, mask):
     return torch.where(mask > 0, logits, -1e8)
 
 
+def require_valid_action(mask):
+    """(num_envs, n): to act on the other rows would be to guess."""
+    blocked = np.flatnonzero(~(mask > 0).any(axis=1))
+    if len(blocked) > 0:
+        raise ValueError(f"no action is valid in the action_mask of environments {blocked}")
+
+
 class Agent(ppo.Agent):
     """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
 
@@ -91,8 +99,7 @@ class Agent(ppo.Agent):
         return super().value(features[2])
 
     def act(self, obs, rng, greedy=False):
-        if not (obs[:, : self.n] > 0).any(axis=1).all():
-            ppo.fail("an action_mask has no valid action")
+        require_valid_action(obs[:, : self.n])
         return super().act(obs, rng, greedy)
 
 

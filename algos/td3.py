@@ -462,7 +462,9 @@ class RunArgs(Args):
 
 def fail(text):
     """Ends the script with exit status 2 and one line about what the user can fix."""
-    print(f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}", file=sys.stderr)
+    line = f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}"
+    # what a stranger's file says must not command the terminal
+    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     sys.exit(2)
 
 
@@ -1062,6 +1064,8 @@ def read_checkpoint(path: Path) -> dict:
         if not 0 <= saved["step"] < 2**63:
             raise ValueError(f"step {saved['step']}")
         return saved
+    except pickle.UnpicklingError:  # torch's own text tells how to execute it nevertheless
+        fail(f"{path} holds more than tensors, numbers and strings, so it was not read")
     except Exception as error:
         fail(f"{path}: {error}")
 
@@ -1239,12 +1243,12 @@ class Run:
             fail(error)
 
     def lock_folder(self):
-        """Ends the script if another process trains in the folder."""
+        """Ends the script if another run trains in the folder."""
         try:
             self.lock = os.open(self.folder, os.O_RDONLY)
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fail(f"another process trains in {self.folder}")
+            fail(f"another run trains in {self.folder}")
         except OSError:
             pass  # some file systems have no locks
 
@@ -1621,11 +1625,10 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
             raise
         how = run.how_to_resume() if run else ""
         raise RuntimeError(f"the run was ended by sys.exit({ended.code!r}); {how}") from ended
-    except MemoryError as error:
-        if run is None or run.folder is None:  # so it has not begun
-            fail(f"out of memory: {error}")
-        raise
     except Exception as error:  # Python prints the note below the traceback
+        begun = run and run.folder
+        if isinstance(error, MemoryError) and not begun:
+            fail(f"out of memory: {error}")
         if how := run and run.how_to_resume():
             error.add_note(how)
         raise

@@ -13,7 +13,7 @@ It imports td3.py, which must lie beside it, and holds only what differs:
   with this step or a later one, all equally likely. Of an episode that runs it is the steps so far;
 - its reward is then what compute_reward says of achieved_goal after the step, with an empty info;
   so is the end of the task by compute_terminated, in panda-gym by the task's is_success; without
-  either it stays as it was.
+  either it stays as it was. So does an end that its own goal does not explain, such as a crash.
 With --n-sampled-goal 0 it is td3, to the last bit.
 """
 
@@ -126,7 +126,8 @@ class Hindsight:
         pairs = self.as_goals(next_obs[:, self.achieved]), self.as_goals(obs[:, self.desired])
         computed = self.compute_reward(*pairs)
         if not np.allclose(rewards, computed, rtol=1e-3, atol=1e-3):
-            raise ValueError(f"rewards are {rewards}, but compute_reward says {computed}")
+            said = f"compute_reward says {computed} of these goals in float32"
+            raise ValueError(f"rewards are {rewards}, but {said}")
 
     def relabel(self, batch, rows, rng):
         """The batch, which is of these rows, most of them with a goal of hindsight."""
@@ -143,12 +144,17 @@ class Hindsight:
         ends = np.where(rows < self.first[envs], last[rows % self.capacity], newest)
         later = rows + self.num_envs * rng.integers((ends - rows) // self.num_envs + 1)
         goals = reached[later % self.capacity]
+        own_goals = batch["obs"][chosen, self.desired]
         for name in ("obs", "next_obs"):
             batch[name][chosen, self.desired] = goals
-        pairs = self.as_goals(reached[rows % self.capacity]), self.as_goals(goals)
-        batch["rewards"][chosen] = self.compute_reward(*pairs)
+        achieved = self.as_goals(reached[rows % self.capacity])
+        goals = self.as_goals(goals)
+        batch["rewards"][chosen] = self.compute_reward(achieved, goals)
         if self.compute_terminated is not None:
-            batch["terminated"][chosen] = self.compute_terminated(*pairs)
+            by_its_goal = self.compute_terminated(achieved, self.as_goals(own_goals))
+            crashed = batch["terminated"][chosen] & np.logical_not(by_its_goal)
+            ends = self.compute_terminated(achieved, goals)
+            batch["terminated"][chosen] = np.logical_or(ends, crashed)
         return batch
 
     def as_goals(self, rows):  # (n, goal_size) -> (n, *shape), as the environment declares them
@@ -205,24 +211,32 @@ def make_goal_env(args, make_env):
     """An environment to ask what goals are worth. Ends the script where it does not know."""
     with td3.generators_restored():
         env = make_env(args.env_id, **json.loads(args.env_kwargs))
+        with td3.closed_on_error([env]):
+            if missing := missing_for_goals(env, args.seed):
+                td3.fail(f"environment {args.env_id} has no {missing}")
+    return env
+
+
+def missing_for_goals(env, seed) -> str:
+    """What hindsight needs and this environment has not; empty where it has all."""
     space = dict_space(env)
     goals = space.get("achieved_goal"), space.get("desired_goal")
     numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of others flattening makes one-hots
-    wrong = ""
     if not all(isinstance(goal, numbers) for goal in goals) or goals[0].shape != goals[1].shape:
-        wrong = f"achieved_goal and desired_goal, numbers of one shape, in {space or 'a Dict'}"
-    elif attribute(env, "compute_reward") is None:
-        wrong = "compute_reward(achieved_goal, desired_goal, info)"
-    else:
-        goal = np.zeros(goals[0].shape, goals[0].dtype)
+        return f"achieved_goal and desired_goal, numbers of one shape, in {space or 'a Dict'}"
+    if attribute(env, "compute_reward") is None:
+        return "compute_reward(achieved_goal, desired_goal, info)"
+    obs, _ = env.reset(seed=seed)  # goals that may be
+    parts = gym.spaces.unflatten(space, obs)
+    pair = parts["achieved_goal"][None], parts["desired_goal"][None]
+    for name in ("compute_reward", "compute_terminated"):
+        function = attribute(env, name)
         try:
-            attribute(env, "compute_reward")(goal, goal, {})
-        except KeyError as error:
-            wrong = f"compute_reward that does without an info: KeyError: {error}"
-    if wrong:
-        env.close()
-        td3.fail(f"environment {args.env_id} has no {wrong}")
-    return env
+            if function is not None:
+                OfEach(function)(*pair)
+        except Exception as error:  # each fails in its own way
+            return f"{name} that does without an info: {type(error).__name__}: {error}"
+    return ""
 
 
 def dict_space(env):

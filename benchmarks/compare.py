@@ -54,16 +54,16 @@ def has_its_last_evaluation(folder: Path, scalars: dict) -> bool:
     """Whether a run of ours is finished, and its curves go to its end."""
     try:
         steps = report.read_json(folder / "result.json")["steps"]
+        return steps in dict(scalars.get("eval/episodic_return", ()))
     except report.UNREADABLE:
         return False
-    return steps in dict(scalars.get("eval/episodic_return", ()))
 
 
 def read_any_run(folder: Path) -> AnyRun:
     ours = (folder / "args.json").exists()
     try:
         scalars, texts = report.read_events(folder)
-        if not scalars:
+        if not any(scalars.values()):
             raise UserError(f"{folder} has no curves")
         points = report.training_episodes(scalars, one_a_point=not ours)
     except report.UNREADABLE as error:
@@ -82,7 +82,8 @@ def read_any_run(folder: Path) -> AnyRun:
         raise UserError(f"{folder} is a run neither of ours nor of CleanRL's")
     else:  # CleanRL's arguments are a table in a text: |name|value|
         lines = texts["hyperparameters/text_summary"].splitlines()[2:]
-        args = dict(line[1:-1].split("|", 1) for line in lines)
+        # an argument of several lines has no row of its own
+        args = dict(line[1:-1].split("|", 1) for line in lines if line.count("|") > 2)
         last = max(step for curve in scalars.values() for step, _ in curve)
         scalars.pop("eval/episodic_return", None)  # single episodes, counted from 0, with epsilon
         run = AnyRun(folder, args.get("exp_name", folder.name), args, scalars, points)
@@ -104,13 +105,14 @@ def print_differences(runs: list[AnyRun]):
     columns = {f"run {i}": run.text for i, run in enumerate(runs, 1)}
     table = pd.DataFrame(columns).drop("runs_dir", errors="ignore").sort_index().fillna("-")
     table = table[table.nunique(axis="columns") > 1]
-    print(table.to_string() if len(table) else "No argument differs.")
+    print(report.printable(table.to_string()) if len(table) else "No argument differs.")
     for (k, first), (i, run) in itertools.combinations(enumerate(runs, 1), 2):
         script, other = (x.versions.get("script") for x in (run, first))
         if run.algo == first.algo and script and other and script != other:
             known = report.same_numbers({"script": script, "command": run.command}, other)
             text = "which trains the same weights" if known else "which may be why they differ"
-            print(f"Run {i} is of another version of {run.algo}.py than run {k}, {text}.")
+            script = report.printable(f"{run.algo}.py")
+            print(f"Run {i} is of another version of {script} than run {k}, {text}.")
     print()
 
 
@@ -220,7 +222,7 @@ def least_entropy(run: AnyRun) -> float:
         return -math.inf
     outputs = [array.size for name, array in arrays.items() if re.match(r"actor\..*bias", name)]
     entropies = [value for _, value in run.scalars.get("losses/entropy", [])]
-    return 0.01 * (math.log(outputs[-1]) if outputs else max(entropies, default=0.0))
+    return 0.01 * (math.log(max(outputs[-1], 1)) if outputs else max(entropies, default=0.0))
 
 
 def not_risen(run: AnyRun) -> list[str]:

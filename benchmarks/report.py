@@ -70,13 +70,18 @@ class UserError(Exception):
     """Something the user can mend."""
 
 
+def printable(text: str) -> str:
+    """Without what commands a terminal: a stranger's run may say anything."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 @contextlib.contextmanager
 def errors_in_a_line():
     """Wrong input ends a tool with one line and exit status 2."""
     try:
         yield
     except (UserError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        print(printable(f"{Path(sys.argv[0]).name}: {error}"), file=sys.stderr)
         sys.exit(2)
 
 
@@ -173,8 +178,10 @@ def read_run(folder: Path) -> dict:
         scalars, _ = read_events(folder)
         points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
         greedy = dict(scalars["eval/episodic_return"])
-        if not all(isinstance(result[name], str) for name in ("env_id", "algo")):
-            raise ValueError("its env_id and algo are no text")
+        args = dict(saved["args"])
+        texts = result["env_id"], result["algo"], saved["command"], args.get("device", "cpu")
+        if not all(isinstance(text, str) for text in texts) or not result["env_id"].isprintable():
+            raise ValueError("its env_id, algo, command or device is no text")
         if not math.isfinite(result["eval_return_mean"]):
             raise ValueError("its evaluation is not finite")
         if not math.isclose(greedy.get(steps, math.nan), result["eval_return_mean"], rel_tol=1e-5):
@@ -182,9 +189,11 @@ def read_run(folder: Path) -> dict:
         returns = {"greedy": greedy, "training": windows(points, steps)}
         returns["last100"] = {steps: last_episodes(points)}
         run = {name: result[name] for name in ("env_id", "algo", *KEPT)} | {"folder": folder}
-        run |= {"args": dict(saved["args"]), "command": saved["command"]}
+        run |= {"args": args, "command": saved["command"]}
         run |= {"result": result, "returns": returns, **by_kind(saved["versions"])}
-        range(result["seed"]), float(result["seconds"])  # fail now, not in the cell
+        # fail now, not in the cell or its row
+        range(result["seed"]), float(result["seconds"])
+        sum([args.get("sticky_actions", 0), args.get("quantiles", 1)])
         shlex.split(saved["command"])
         for later in saved.get("resumed", []):
             for name, value, first in differences(run | by_kind(later["versions"]), run):

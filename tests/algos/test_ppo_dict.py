@@ -50,6 +50,7 @@ WRONG = {
     "Image": COLOUR,
     "Depth": Dict(camera=COLOUR, arm=ARM, depth=Box(0, 1, (48, 48, 1), np.float32)),
     "Endless": Dict(camera=COLOUR, arm=ARM, path=Sequence(MODE)),
+    "Masked": Dict(camera=COLOUR, action_mask=MultiBinary(3)),
     "SmallImage": Dict(camera=pixels(7, 7, 3), arm=ARM),
 }
 for name, space in (SPACES | WRONG | NO_VECTOR).items():

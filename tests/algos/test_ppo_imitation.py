@@ -57,10 +57,10 @@ def test_its_weight_falls_on_a_line(step, coef, monkeypatch):
 
 
 def test_actions_of_the_environment_become_those_of_the_policy():
-    space = Box(np.float32([-1, 0, 10, -np.inf]), np.float32([3, 0.5, 1000, np.inf]))
+    space = Box(np.float32([-1, 0, 10, -np.inf, 2]), np.float32([3, 0.5, 1000, np.inf, 2]))
     _, agent = make_agent(space)
-    actions = np.array([[-1, 0, 10, -7], [3, 0.5, 1000, 9], [2, 0.1, 20, 0]], np.float32)
-    expected = [[-1, -1, -1, -7], [1, 1, 1, 9], [0.5, -0.6, 10 / 495 - 1, 0]]
+    actions = np.array([[-1, 0, 10, -7, 2], [3, 0.5, 1000, 9, 2], [2, 0.1, 20, 0, 2]])
+    expected = [[-1, -1, -1, -7, 0], [1, 1, 1, 9, 0], [0.5, -0.6, 10 / 495 - 1, 0, 0]]
     found = ppo_imitation.from_env(agent, actions, space)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(agent.to_env(found), actions, rtol=1e-5)

@@ -67,7 +67,7 @@ def test_a_folder_has_one_writer(failure):
     run = new_run(ppo, **TINY["ppo"])
     run.start(agent=run.agent)
     said = failure(new_run, ppo, **TINY["ppo"], resume=str(run.folder))
-    assert f"another process trains in {run.folder}" in said
+    assert f"another run trains in {run.folder}" in said
     run.close()
     new_run(ppo, **TINY["ppo"], resume=str(run.folder)).close()
 

@@ -475,7 +475,7 @@ BAD_INPUT = {
     "no name of a run": ("--resume", "--resume"),
     "no run to resume": ("--resume runs/none", "runs/none has no checkpoint.pt"),
     "no run to evaluate": ("--evaluate .", "args.json"),
-    "another's run": ("--resume other", "other is no ppo run, but of sac"),
+    "another's run": ("--resume other", "other is no ppo run, but of sac?[1m"),
     "a damaged checkpoint": ("--resume damaged", "damaged/checkpoint.pt"),
     "settings that are no table": ("--resume list", "list/args.json: "),
     "a history that is none": ("--evaluate resumed", "resumed/args.json: "),
@@ -506,6 +506,7 @@ BAD_INPUT = {
     "a step too far": ("--resume strange2", "strange2/checkpoint.pt: step 1000000"),
     "a checkpoint without parts": ("--resume strange3", "strange3/checkpoint.pt: KeyError"),
     "a checkpoint without a generator": ("--resume strange4", "strange4/checkpoint.pt: "),
+    "a checkpoint that would execute": ("--resume strange6", "holds more than tensors, numbers"),
     "weights of another size": ("--resume strange5", "size mismatch for "),
     "a pickle as weights": ("--init-weights evil.npz", "evil.npz: Object arrays cannot be loaded"),
 }
@@ -528,7 +529,7 @@ def test_bad_input_is_refused(command, tmp_path):
     Path("damaged/checkpoint.pt").write_bytes(damaged)
     saved = torch.load("begun/checkpoint.pt", weights_only=True)
     strange = [{}, [1, 2], saved | {"step": 10**30}, {"step": 0}, saved | {"rng": {"state": 1}}]
-    for number, content in enumerate([*strange, saved]):
+    for number, content in enumerate([*strange, saved, {"step": Path}]):
         shutil.copytree("begun", f"strange{number}")
         torch.save(content, f"strange{number}/checkpoint.pt")
     about = json.loads(Path("begun/args.json").read_text())
@@ -548,7 +549,7 @@ def test_bad_input_is_refused(command, tmp_path):
     Path("done", "result.json").write_text("{}")
     Path("other").mkdir()
     Path("other", "checkpoint.pt").touch()
-    Path("other", "args.json").write_text('{"algo": "sac", "args": {}}')
+    Path("other", "args.json").write_text('{"algo": "sac\\u001b[1m", "args": {}}')
     before = sorted(tmp_path.rglob("*"))
     for what, (flags, message) in BAD_INPUT.items():
         if "cuda" in flags and torch.cuda.is_available():

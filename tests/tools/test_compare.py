@@ -43,6 +43,7 @@ def finish(folder: Path, steps=3000):
 def test_runs_are_compared_cleanrls_too(results, capsys):
     # an argument without a value is the last cell of its row
     arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "gamma": "0.90", "hf_entity": ""}
+    arguments |= {"note": "first line\nsecond line", "wandb": "\x1b[1m"}
     write_curves(results / "cleanrl", 2.2, arguments)
     with SummaryWriter(results / "cleanrl") as writer:
         writer.add_scalar("eval/episodic_return", 77.0, 9)  # of its tenth episode
@@ -60,6 +61,7 @@ def test_runs_are_compared_cleanrls_too(results, capsys):
         ["exp_name", "ppo", "-"],
         ["gamma", "0.90", "0.9"],
         ["hf_entity", "-"],
+        ["wandb", "?[1m", "-"],
     ]
     runs = [line for line in rest.splitlines() if line.startswith("Run")]
     assert runs == [f"Run 1: {results}/cleanrl", f"Run 2: {results}/ours"]
@@ -222,8 +224,17 @@ def test_what_is_broken_in_a_folder_is_a_line(results):
         with pytest.raises(report.UserError, match=r"weights\.npz cannot be read"):
             compare.compare([results / "run"], results / "compare.png")
 
+    np.savez(results / "run" / "weights.npz", **{"actor.0.bias": np.zeros(0)})
+    compare.compare([results / "run"], results / "compare.png")
+    for purge_step in (None, 1):  # stopped before the first checkpoint, then resumed
+        with SummaryWriter(results / "empty", purge_step=purge_step) as writer:
+            if purge_step is None:
+                writer.add_scalar("losses/value_loss", 1.0, 512)
+    with pytest.raises(report.UserError, match="has no curves"):
+        compare.read_any_run(results / "empty")
 
-@pytest.mark.parametrize("steps, finished", [(3000, True), (4000, False)])
+
+@pytest.mark.parametrize("steps, finished", [(3000, True), (4000, False), ([], False)])
 def test_a_run_whose_curves_were_cut_is_not_finished(tmp_path, steps, finished):
     write_run(tmp_path / "run", 8.0)
     assert not compare.read_any_run(tmp_path / "run").finished

@@ -474,7 +474,9 @@ def test_a_change_takes_the_lines_that_it_says_and_trains(number, command, tmp_p
         said = (tmp_path / "said").read_text()
         assert only_run(tmp_path).name in said and "'seed': 1" in said
         steps = {step for tag, step in points if tag == "charts/learning_rate"}
+        steps |= {step for tag, step in points if tag == "eval/episodic_return"}
         assert "trackio" not in patch or all(f"{step} {{" in said for step in steps)
+        assert "trackio" not in patch or "eval/episodic_return" in said
         begun = stopped(new_run(ppo, total_timesteps=1024, eval_episodes=1), ppo.train, after=500)
         resumed = command(copy.with_suffix(""), f"--resume {begun.folder}")
         assert resumed.hash == HASHES[name, flags]  # from its first checkpoint, of step 0

@@ -475,10 +475,14 @@ def test_a_run_that_lost_a_part_of_its_curves_is_refused(command, tmp_path):
     for name, value in {"script": "07e4", "torch": "0.1"}.items():
         text = f"resumed at step 1024 with {name}={value}, begun with .*: a run of no single script"
         refused("args.json", resumed(**{name: value}), text)
-    for text in (json.dumps(saved | {"args": 5}), json.dumps(saved | {"command": "'"}), "{"):
-        refused("args.json", text)
+    for field, value in {"args": 5, "command": "'"}.items():
+        refused("args.json", json.dumps(saved | {field: value}))
+    refused("args.json", json.dumps(saved | {"command": None}), "command or device is no text")
+    for field, value in {"sticky_actions": None, "device": [], "quantiles": "25"}.items():
+        refused("args.json", json.dumps(saved | {"args": saved["args"] | {field: value}}))
+    refused("args.json", "{")
     wrong = {"seed": "2", "seconds": "x", "eval_return_mean": None, "env_id": None, "algo": []}
-    for field, value in wrong.items():
+    for field, value in [*wrong.items(), ("env_id", "a\0b")]:
         refused("result.json", json.dumps(whole["result"] | {field: value}))
     refused("result.json", "[]")
     (events,) = folder.glob("events.*")
