@@ -571,3 +571,20 @@ def test_on_ray_an_actor_that_dies_is_replaced(ray, monkeypatch):
     # where an actor's fragment does not go on where its last one ended
     begins = [n for (n, obs, _), (*_, end) in pairs if not np.array_equal(obs, end)]
     assert len(begins) == 1 and begins[0] > 19 and sum(n > begins[0] for n, *_ in of_one) > 2
+
+
+def test_an_actor_clips_rewards():
+    odd = dict(env_id="environments:Broken-v0", env_kwargs='{"reward": -7}')
+    for clip, reward in ((True, -1), (False, -7)):
+        actor = small_actor(**odd, clip_reward=clip)
+        rows, *_ = actor.collect(weights_of(actor), 0, 1.0, True)
+        assert (columns(rows)["rewards"] == reward).all()
+
+
+def test_each_actor_has_a_core_for_one_thread(fake):
+    torch.set_num_threads(2)
+    small_actor()
+    assert torch.get_num_threads() == 1
+    new_run(dqn_apex, **SHORT | dict(num_actors=5))
+    _, settings = fake.initialised
+    assert settings["num_cpus"] == 5  # also where the machine has fewer

@@ -250,3 +250,24 @@ def test_one_demonstration_shows_the_way_to_the_far_goal():
     settings = {"env_id": "tasks:FarGoal-v0", "total_timesteps": 10_240, "imitation_steps": 5120}
     run = train(ppo_imitation, demonstrations="expert.npz", **settings)
     assert run.evaluate().mean() == 1
+
+
+@pytest.mark.parametrize("action", [0.5, -1])
+def test_actions_that_are_none_are_refused(refused, action):
+    np.savez("x.npz", observations=np.zeros((1, 4)), actions=np.array([action]))
+    said = refused("ppo_imitation", "--total-timesteps 256 --demonstrations x.npz")
+    assert "not in Discrete(2)" in said
+
+
+def test_actions_that_are_not_finite_are_refused(refused):
+    np.savez("x.npz", observations=np.zeros((1, 3)), actions=np.full((1, 1), np.nan))
+    flags = "--env-id Pendulum-v1 --total-timesteps 256 --demonstrations x.npz"
+    assert "some numbers are not finite" in refused("ppo_imitation", flags)
+
+
+def test_what_is_saved_can_be_filmed(command, tmp_path):
+    flags = "--total-timesteps 256 --eval-episodes 1 --env-id environments:ShortCartPole-v0"
+    command("ppo", flags)
+    folder = only_run(tmp_path)
+    command("ppo_imitation", "--capture-video --save-episodes e.npz --evaluate", folder)
+    assert Path("e.npz").exists() and len(list(folder.glob("videos/*"))) == 1

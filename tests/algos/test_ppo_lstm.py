@@ -179,3 +179,10 @@ def test_it_recalls_what_no_network_without_a_memory_can():
 def test_hidden_cartpole_shows_no_velocities():
     obs, _ = gym.make("tasks:HiddenCartPole-v0").reset(seed=3)
     np.testing.assert_array_equal(obs, gym.make("CartPole-v1").reset(seed=3)[0][[0, 2]])
+
+
+def test_rewards_are_clipped(monkeypatch):
+    steps = calls(monkeypatch, ppo.RolloutBuffer, "add")
+    sizes = dict(num_envs=2, num_steps=8, num_minibatches=1, total_timesteps=16)
+    train(ppo_lstm, env_id="Pendulum-v1", clip_reward=True, **sizes)
+    assert {reward for step in steps for reward in step["rewards"]} == {-1}

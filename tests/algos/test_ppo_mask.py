@@ -212,6 +212,11 @@ def test_a_mask_without_a_valid_action_ends_the_run(name, parent, monkeypatch):
         parent.main(name, module.Args, module.make_agent, parent.train, parent.evaluation_policy)
 
 
+def test_each_mask_needs_a_valid_action():
+    with pytest.raises(ValueError, match=r"of environments \[1\]"):
+        ppo_mask.require_valid_action(np.array([[0, 1, 0], [0, 0, 0]]))
+
+
 def test_a_last_observation_may_have_no_valid_action_and_no_numbers():
     """Returns of 3 rewards; the loss of a run is finite, or `Run` would end it."""
     run = train(ppo_mask, env_id="Ends-v0", total_timesteps=2048, learning_rate=0.01)

@@ -5,6 +5,7 @@ one agent is ppo.
 import json
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,16 @@ import ppo_multi
 import pytest
 import tasks
 import torch
-from conftest import before, curves, hash_of_parameters, new_run, only_run, randomise, scalars
+from conftest import (
+    before,
+    calls,
+    curves,
+    hash_of_parameters,
+    new_run,
+    only_run,
+    randomise,
+    scalars,
+)
 from conftest import train as train_any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from pettingzoo import ParallelEnv
@@ -547,3 +557,28 @@ def test_one_policy_differs_from_itself_only_if_it_knows_who_acts(settings, low,
     run = train("tasks:Differ", total_timesteps=20_480, **settings)
     curve = curves(run)["charts/episodic_return"]
     assert low <= np.mean([curve[step] for step in sorted(curve)[-5:]]) <= high
+
+
+def test_the_clip_falls_where_it_is_asked_to(monkeypatch):
+    told = calls(monkeypatch, ppo, "update")
+    for anneal in (True, False):
+        train("tasks:Differ", total_timesteps=1024, anneal_clip=anneal)
+    shares = np.array([call["clip_coef"] for call in told]) / ppo.Args.clip_coef
+    assert shares[:8].min() < 0.5 and (shares[8:] == 1).all() and len(shares) == 16
+
+
+def test_scaled_rewards_are_clipped(monkeypatch):
+    used = calls(monkeypatch, ppo, "gae")
+    sizes = dict(num_agents=2, num_envs=2, num_steps=8, total_timesteps=16, eval_episodes=2)
+    run = new_run(ppo_multi, env_id="tasks:MultiCartPole", norm_reward=True, **sizes)
+    for policy in run.agent.policies:
+        policy.return_moments.var.fill_(1e-4)
+        policy.return_moments.count.fill_(10**9)
+    ppo_multi.train(run.args, run)
+    assert {reward for call in used for reward in call["rewards"].flat} == {10}
+
+
+def test_an_attribute_is_set_below_the_wrappers_of_a_world():
+    world = SimpleNamespace(unwrapped=SimpleNamespace(force=1))
+    ppo_multi.Worlds.set_attr(SimpleNamespace(envs=[world]), "force", 7)
+    assert world.unwrapped.force == 7

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import ppo
@@ -407,3 +408,15 @@ def test_two_hosts_train_what_one_does(on_ranks, tmp_path):
         for host in hosts:
             host.kill()
     assert only_run(tmp_path / "0") and not list((tmp_path / "1").iterdir())
+
+
+def test_ranks_wait_for_rank_0_as_long_as_an_evaluation_may_take(monkeypatch):
+    told = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(ppo.Run, "launcher", None)
+    stand_in = SimpleNamespace(get_rank=lambda: 0)
+    stand_in.init_process_group = lambda backend, timeout: told.append(timeout)
+    monkeypatch.setattr(ppo_parallel, "dist", stand_in)
+    ppo_parallel.join()
+    assert told[0].total_seconds() >= 3 * 3600

@@ -185,3 +185,10 @@ def test_it_finds_the_far_goal_and_ppo_does_not():
     settings = {"env_id": "tasks:FarGoal-v0", "total_timesteps": 51_200, "seed": 3}
     returns = [train(script, **settings).evaluate().mean() for script in (ppo_rnd, ppo)]
     assert returns == [1, 0]
+
+
+def test_the_predictor_has_a_rate_of_its_own(monkeypatch):
+    seen = calls(monkeypatch, ppo, "train")
+    rates = dict(learning_rate=0.25, rnd_learning_rate=0.5, anneal_lr=False)
+    train(ppo_rnd, **SMALL, **rates)
+    assert [group["lr"] for group in seen[0]["optimizer"].param_groups] == [0.25, 0.5]

@@ -265,3 +265,10 @@ def test_entropy_and_temperature_are_those_that_are_best():
     assert alphas[1800] == pytest.approx(0.1586, abs=0.01)
     assert entropies[1800] == pytest.approx(-1, abs=0.02)
     assert np.abs(run.agent.act(np.zeros((1, 1), np.float32), None)) < 0.05
+
+
+def test_all_learn_at_one_rate():
+    sizes = dict(total_timesteps=40, learning_starts=30, batch_size=4, hidden_sizes=(4, 4))
+    run = train(td3_sac, env_id="Pendulum-v1", learning_rate=0.125, **sizes)
+    optimizers = [part for name, part in run.parts.items() if name.endswith("optimizer")]
+    assert [x.param_groups[0]["lr"] for x in optimizers] == [0.125] * 3

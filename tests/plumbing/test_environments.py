@@ -180,3 +180,18 @@ def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():
 
     expected = [1 + 0.9 * value(o) for o in (obs[1, 0], final[0], last[0])]
     assert batch["returns"].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_film_of_a_game_has_its_newest_frame():
+    envs = ppo.make_envs(ppo.RunArgs(env_id="ALE/Pong-v5", torch_threads=1), 1, training=False)
+    obs, _ = envs.reset(seed=[3])
+    for _ in range(40):
+        obs, *_ = envs.step(np.array([2]))
+    np.testing.assert_array_equal(envs.envs[0].render(), obs[0, -1])
+    assert (obs[0, 0] != obs[0, -1]).any()
+
+
+def test_games_step_on_as_many_threads_as_asked_for(monkeypatch):
+    made = calls(monkeypatch, gym, "make_vec")
+    ppo.make_envs(ppo.RunArgs(env_id="ALE/Pong-v5", torch_threads=2), 3).close()
+    assert made[0]["num_threads"] == 2

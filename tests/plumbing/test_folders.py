@@ -210,3 +210,15 @@ def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused, tmp_path, 
 
 def test_a_game_has_one_name():
     assert parse(ppo, ["--env-id", "ale_py:ALE/Pong-v5"]).env_id == "ALE/Pong-v5"
+
+
+def test_a_link_in_the_place_of_a_film_leads_nowhere(tmp_path):
+    (tmp_path / "mine").write_text("a thesis")
+    run = new_run(ppo, total_timesteps=256, env_id="environments:ShortCartPole-v0")
+    run.folder = tmp_path / "run"
+    (run.folder / "videos").mkdir(parents=True)
+    film = run.folder / "videos" / "step-0-seed-1.mp4"
+    film.symlink_to(tmp_path / "mine")
+    with run.film() as video:
+        video.append_data(np.zeros((36, 36, 3), np.uint8))
+    assert (tmp_path / "mine").read_text() == "a thesis" and not film.is_symlink()

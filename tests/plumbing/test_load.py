@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
@@ -227,3 +228,33 @@ def test_what_is_loaded_has_the_parts_that_main_is_given(name):
     given = [eval(ast.unparse(x), vars(module)) for x in call.args[1:] if ast.unparse(x) != "train"]
     given = [x for x in given if x is not getattr(module, "train", parent.train)]
     assert given == parts[: len(given)] and parts[len(given) :] in ([], [parent.make_envs])
+
+
+def test_a_loaded_game_goes_on_after_a_lost_life(monkeypatch):
+    sizes = dict(num_envs=1, num_steps=4, num_minibatches=1, total_timesteps=4, torch_threads=1)
+    run = new_run(ppo, env_id="ALE/Breakout-v5", episodic_life=True, **sizes)
+    run.start(agent=run.agent)
+    run.close()
+    made = calls(monkeypatch, gym, "make_vec")
+    load(run.folder)[1].close()
+    assert not made[-1]["life_loss_info"]
+
+
+def test_actions_of_a_loaded_agent_are_as_declared_and_without_dropout(monkeypatch):
+    run = train(ppo, env_id="environments:Int32Start-v0", total_timesteps=256)
+    run.finish()
+    modes = set()
+    before(monkeypatch, ppo.Agent, "act", lambda agent, *_, **__: modes.add(agent.training))
+    policy, envs = load(run.folder)
+    action = policy(envs.reset(seed=[3])[0])
+    assert action.dtype == np.int32 and modes == {False}
+    envs.step(action)
+
+
+def test_a_loaded_dqn_explores_as_its_evaluation_did():
+    run = finished("dqn", learning_starts=200, eval_epsilon=0.5, eval_episodes=3, seed=5)
+    path = run.folder / "args.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # an editor may write this mark
+    result = json.loads((run.folder / "result.json").read_text())
+    returns = play(*load(run.folder, num_envs=3), env_seeds(3, 5, 0, 1))
+    assert returns.mean() == pytest.approx(result["eval_return_mean"])

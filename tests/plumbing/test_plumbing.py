@@ -234,3 +234,30 @@ def test_the_last_evaluation_comes_when_all_else_has_ended(monkeypatch):
     run.finish()
     assert order[:2] == ["closed", "evaluated"]
     assert json.loads((run.folder / "result.json").read_text())["seconds"] == 5
+
+
+def test_a_film_ends_with_the_first_episode():
+    ends = iter([[True, False], [False, False], [False, True]])
+    none = np.zeros(2, np.bool_)
+    envs = SimpleNamespace(num_envs=2, single_action_space=Discrete(2))
+    envs.step = lambda actions: (None, np.ones(2), np.array(next(ends)), none, {})
+    envs.envs, frames = [SimpleNamespace(render=lambda: "frame")], []
+    ppo.play(envs, None, lambda obs: np.zeros(2, np.int64), 11, frames.append)
+    assert frames == ["frame"]
+
+
+def test_infos_of_other_vector_environments_are_of_each():
+    flags = np.array([[True, False], [False, True]])
+    nested = {"x": np.array([0, 5]), "_x": flags[1]}
+    infos = {"a": np.array([1, 0]), "_a": flags[0], "b": np.array([3, 4])}
+    infos |= {"n": nested, "_n": flags[1]}
+    assert ppo.of_each(infos, 2) == [{"a": 1, "b": 3}, {"b": 4, "n": {"x": 5}}]
+
+
+def test_images_take_all_threads_and_no_number_is_denormal():
+    torch.set_num_threads(2)
+    torch.set_flush_denormal(False)
+    run = new_run(ppo, env_id="environments:Colour-v0", num_envs=1)
+    torch.set_num_threads(1)
+    assert run.args.torch_threads == 2
+    assert (torch.full((61,), 1e-30) * 1e-10).sum() == 0

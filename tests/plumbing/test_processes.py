@@ -277,3 +277,15 @@ def test_films_are_made_in_the_process_of_the_run():
         envs = ppo.make_envs(ppo.RunArgs(async_envs=True), 2, training=False, **keywords)
         envs.close()
         assert type(envs) is kind
+
+
+def test_under_nohup_a_hangup_ends_no_run(command):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    command("ppo", "--total-timesteps 64 --num-steps 8 --eval-episodes 1")
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+
+
+def test_processes_take_one_thread_each(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    ppo.make_envs(ppo.RunArgs(async_envs=True), 1).close()
+    assert os.environ["OMP_NUM_THREADS"] == "1"

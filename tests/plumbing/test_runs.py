@@ -17,6 +17,7 @@ import tomllib
 import types
 from pathlib import Path
 
+import dqn
 import imageio
 import numpy as np
 import ppo
@@ -577,3 +578,40 @@ def test_what_another_process_may_read_is_written_whole(monkeypatch):
     run.step_count = 1
     run.finish()
     assert written[-1]["path"].name == "result.json"
+
+
+def test_an_old_run_may_have_had_a_flag_that_is_gone():
+    Path("args.json").write_text('{"algo": "ppo", "args": {"seed": 3, "gone": false}}')
+    assert parse(ppo, ["--evaluate", "."]).seed == 3
+
+
+def test_what_an_evaluation_may_be_told():
+    def evaluation(env_id, flags):
+        about = {"algo": "dqn", "args": {"env_id": env_id}}
+        Path("args.json").write_text(json.dumps(about))
+        return parse(dqn, ["--evaluate", ".", *flags.split()])
+
+    flags = "--eval-epsilon 0.1 --eval-max-steps 5 --torch-threads 2 --no-bf16"
+    args = evaluation("ALE/Pong-v5", f"{flags} --sticky-actions 0.25")
+    assert (args.eval_epsilon, args.eval_max_steps, args.sticky_actions) == (0.1, 5, 0.25)
+    assert evaluation("CartPole-v1", "--async-envs --env-timeout 5").env_timeout == 5
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_where_memory_is_missing_a_run_that_has_begun_can_be_resumed(begun, monkeypatch, failure):
+    def no_memory(*_):
+        raise MemoryError("3 TB")
+
+    def train_a_little(args, run):
+        run.start(agent=run.agent)
+        no_memory()
+
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    parts = (ppo.make_agent, train_a_little) if begun else (no_memory, ppo.train)
+    arguments = "ppo", ppo.RunArgs, *parts, ppo.evaluation_policy
+    if not begun:
+        assert "out of memory: 3 TB" in failure(ppo.main, *arguments)
+        return
+    with pytest.raises(MemoryError) as raised:
+        ppo.main(*arguments)
+    assert "to resume: " in raised.value.__notes__[0]

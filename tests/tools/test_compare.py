@@ -441,3 +441,31 @@ def test_a_healthy_run_says_so(command, tmp_path, capsys, name):
     if name in ("ppo", "dqn"):  # the others' runs are too short to learn anything
         compare.compare([run.folder], tmp_path / "compare.png")
         assert "its curves look healthy" in capsys.readouterr().out
+
+
+def test_the_last_evaluation_is_placed_among_those_of_the_seeds(results):
+    write_run(results / "run", 2.2, {"gamma": 0.9})
+    with SummaryWriter(results / "run") as writer:
+        writer.add_scalar("eval/episodic_return", 99.0, 1000)
+    finish(results / "run")
+    run = compare.read_any_run(results / "run")
+    said = compare.beside_seeds(run, report.read_cells(report.RESULTS))
+    assert [x[:20] for x in said if x.startswith("greedy")] == ["greedy return 4.0: 3"]
+
+
+@pytest.mark.parametrize("own", [{"torch_threads": 4}, {"device": "cuda"}])
+def test_where_a_run_was_trained_is_no_setting(results, own):
+    cell = [a_run(seed, 3.0, torch_threads=1, device="cpu") for seed in (1, 2, 3)]
+    report.write_cell("ppo-mine", cell, report.RESULTS)
+    write_run(results / "run", 2.2, {"gamma": 0.9} | own)
+    finish(results / "run")
+    run = compare.read_any_run(results / "run")
+    said = compare.beside_seeds(run, report.read_cells(report.RESULTS))
+    assert "3 seeds of [ppo-mine] reached" in said[0]
+
+
+@pytest.mark.parametrize("total, finished", [(3000, True), (3500, False)])
+def test_a_run_of_cleanrl_is_finished_near_its_last_step(results, total, finished):
+    arguments = {"env_id": "CartPole-v1", "exp_name": "ppo", "total_timesteps": total}
+    write_curves(results / "run", 2.2, arguments)
+    assert compare.read_any_run(results / "run").finished == finished

@@ -11,6 +11,7 @@ import report
 import same_numbers
 import speed
 from conftest import ROOT, parse
+from torch.utils.tensorboard import SummaryWriter
 
 
 def test_of_each_table_the_newest_chain_of_scripts_is_recorded(tmp_path):
@@ -60,3 +61,38 @@ def test_the_flags_of_every_cell_parse(monkeypatch):
         script, *flags = speed.our_flags(cell, "runs")
         args = parse(importlib.import_module(script), flags)
         assert args.total_timesteps == cell.last > cell.first, name
+
+
+def test_only_scripts_with_equal_hashes_are_recorded(results, monkeypatch, tool):
+    found = {"equal": (("f00", "old"), ("f00", "new")), "other": (("f01", "old"), ("f00", "new"))}
+    monkeypatch.setattr(same_numbers, "commands", lambda names: dict.fromkeys(found, "ppo"))
+    monkeypatch.setattr(same_numbers, "both", lambda tree, records, name, command: found[name])
+    monkeypatch.setattr(same_numbers, "script_in", lambda *_: "old")
+    ended = tool(same_numbers, "--against", "HEAD", "--record")
+    (kept,) = same_numbers.read_records().values()
+    assert ended.status == 1 and kept["name"] == "equal" and kept["scripts"] == ["old", "new"]
+
+
+def test_speeds_are_medians_and_the_ratio_is_ours_over_theirs(monkeypatch):
+    cell = speed.Cell("ppo", "CartPole-v1", peers={"sb3": "PPO"})
+    monkeypatch.setattr(speed, "CELLS", {"mine": cell})
+    ours, theirs = iter([100.0, 300.0, 200.0]), iter([50.0, 40.0, 60.0])
+    monkeypatch.setattr(speed, "our_sps", lambda *_: next(ours))
+    monkeypatch.setattr(speed, "peer_sps", lambda *_: next(theirs))
+    rows = speed.measure_speed("mine", 3, "x")
+    assert [row["sps"] for row in rows] == [200, 50] and rows[1]["ours_over_it"] == 4
+
+
+def test_a_new_speed_takes_the_place_of_its_own_cell_alone(tmp_path):
+    path = tmp_path / "speed.csv"
+    for cell, sps in (("a", 1), ("b", 2), ("a", 3)):
+        speed.keep(path, [{"cell": cell, "sps": sps}])
+    assert path.read_text() == "cell,sps\nb,2\na,3\n"
+
+
+def test_our_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "output_of", lambda *_: {})
+    with SummaryWriter(tmp_path) as writer:
+        for step, seconds in ((500, 0), (1000, 90), (1500, 91), (2000, 92)):
+            writer.add_scalar("charts/SPS", 1.0, step, walltime=1e9 + seconds)
+    assert speed.our_sps(speed.Cell("ppo", "CartPole-v1", first=900), str(tmp_path)) == 500

@@ -626,3 +626,18 @@ def test_the_commands_whose_numbers_are_compared_parse(monkeypatch):
         args = run.script_args(script, flags)
         within = args["checkpoint_frequency"] < args["total_timesteps"]
         assert within or name in same_numbers.MORE, name
+
+
+def test_a_published_return_of_the_same_task_is_a_dashed_line(results, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report, "save", lambda figure, path: figures.append(figure))
+    row = published(7.0, None, 3)
+    cells = report.read_cells(report.RESULTS)
+    for rows in ([row], [row._replace(published_env="X, sticky")], []):
+        report.draw(cells, rows, Path("x.png"))
+    heights = [
+        [list(line.get_ydata()) for axis in figure.axes for line in axis.lines
+         if line.get_linestyle() == "--"]
+        for figure in figures
+    ]  # fmt: skip
+    assert heights == [[[7, 7]], [], []]

@@ -373,3 +373,37 @@ def test_curves_are_read_after_the_checkpoint_and_written_before_it(tmp_path, mo
     )
     run.bring_home(found, list(found), tmp_path / "home")
     assert written == ["a", "events.out.tfevents.1", "checkpoint.pt", "result.json"]
+
+
+def test_as_many_runs_at_once_as_there_are_cores_for_their_threads(monkeypatch, tool):
+    rooms = []
+    monkeypatch.setattr(run, "usable_cores", lambda: 9)
+    monkeypatch.setattr(run, "train", lambda jobs, room, start: rooms.append(room()) or [])
+    for flags in ("--torch-threads 4", "--torch-threads 16", "--jobs 3"):
+        tool(run, "cartpole", "--algos", "ppo", "--runs-dir", "x", *flags.split())
+    assert rooms == [2, 1, 3]
+
+
+def test_of_two_cut_runs_the_newer_is_resumed(tmp_path):
+    (job,) = planned(tmp_path, "--seeds 1 --algos ppo")
+    for day in (1, 2):
+        folder = job.parent / f"mine-1-2026010{day}-000000"
+        folder.mkdir(parents=True)
+        (folder / "args.json").write_text(json.dumps({"args": job.args}))
+        (folder / "checkpoint.pt").touch()
+    assert run.run_folder(job) == (folder, None)
+
+
+def test_a_node_gives_as_many_cores_as_threads_and_gets_the_first_weights(monkeypatch, tmp_path):
+    asked, sent = [], []
+    started = SimpleNamespace(news=SimpleNamespace(remote=int))
+    node = SimpleNamespace(remote=lambda words, files, parent: sent.append(files) or started)
+    ray = SimpleNamespace(remote=lambda **needs: asked.append(needs) or (lambda kind: node))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("[ppo]\ninit_weights = 'first.npz'")
+    Path("first.npz").write_bytes(b"weights")
+    options = run.parse_options(["mine.toml", "--seeds", "1", "--torch-threads", "3"])
+    (job,) = run.plan(options, [])
+    run.RayRun(job)
+    assert asked == [{"num_cpus": 3, "num_gpus": 0}] and sent[0]["first.npz"] == b"weights"

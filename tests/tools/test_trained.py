@@ -7,6 +7,7 @@ import math
 
 import pandas as pd
 import pytest
+import report
 from conftest import ROOT, SCRIPTS, VARIANTS
 from load import load
 
@@ -77,3 +78,18 @@ def test_every_agent_can_be_loaded():
 def test_the_page_has_every_agent():
     page = (ROOT / "trained" / "README.md").read_text()
     assert trained.table() in page
+
+
+def test_the_run_next_to_the_median_of_its_cell_is_copied(results, monkeypatch, tool):
+    copied = []
+    monkeypatch.setattr(trained, "copy_run", lambda folder, target: copied.append(folder.name))
+    monkeypatch.setattr(trained, "TRAINED", results)
+    (results / "README.md").write_text("\n".join(report.MARKS))
+    for seed, value in ((11, 0.0), (12, 4.5), (13, 9.0)):  # beside seeds of 3, 4 and 5
+        folder = results / "new" / str(seed)
+        folder.mkdir(parents=True)
+        args = {"env_id": "CartPole-v1", "config": "x.toml:ppo-mine"}
+        (folder / "args.json").write_text(json.dumps({"args": args}))
+        (folder / "result.json").write_text(json.dumps({"seed": seed, "eval_return_mean": value}))
+    tool(trained, "new")
+    assert copied == ["12"]

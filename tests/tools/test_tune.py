@@ -340,3 +340,14 @@ def test_a_study_knows_what_its_commands_mean(tmp_path):
         assert Path(expected["runs_dir"]).name == trial.job(1).table
     assert trial.args["env_kwargs"] == '{"max_episode_steps": 50}'
     assert trial.args["learning_rate"] == 0.001
+
+
+def test_another_command_other_seeds_or_other_ranges_are_another_study(tmp_path):
+    text = f"{COMMAND_OF_PPO}num_steps = [16, 32]"
+    options = [(text, ()), (text, ()), (text.replace("ppo.py", "ppo.py --gamma 0.5"), ())]
+    options += [(text.replace("32", "64"), ()), (text, ("--first-seed", 9))]
+    options += [(text, ("--seeds", 4)), (text, ("--tpe-seed", 2)), (text, ("--trials", 2))]
+    names = [
+        study_of(tmp_path, own, "--dry-run", *flags).open().study_name for own, flags in options
+    ]
+    assert names[0] == names[1] and len({*names}) == len(names) - 1
