@@ -104,8 +104,12 @@ class Args:
         for name in ("total_timesteps", "train_frequency", "buffer_size"):
             if (value := getattr(self, name)) % self.num_envs:
                 fail(f"num_envs={self.num_envs} must divide {name}={value}")
-        if not -1e38 < self.v_min < self.v_max < 1e38:  # float32 must hold their distance
-            fail(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite")
+        in_order = -1e38 < self.v_min < self.v_max < 1e38
+        if not in_order or np.float32(self.v_min) == np.float32(self.v_max):
+            fail(f"v_min={self.v_min} must lie below v_max={self.v_max}, both finite in float32")
+        if self.target_network_frequency < self.train_frequency:
+            often = f"below train_frequency={self.train_frequency}"
+            refuse_typed(self, "target_network_frequency", often)
         if self.n_atoms == 1:
             refuse_typed(self, "v_min v_max", "without n_atoms")
         else:

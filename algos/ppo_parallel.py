@@ -81,11 +81,12 @@ def train(args: Args, run: ppo.Run):
 
 
 def shared_loss(agent, minibatch, args, clip_coef):
-    """As ppo_loss; the log ratios are those of all ranks if they decide when the epochs end."""
+    """As ppo_loss; the log ratios are those of all ranks."""
     loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
-    if args.target_kl is not None:  # or one rank would stop alone, and the others wait for ever
-        log_ratio = from_all(log_ratio.detach()).flatten()
-    terms = {name: term.detach().clone() for name, term in terms.items()}
+    # what is decided by their KL, such as when the epochs end, is decided alike
+    log_ratio = from_all(log_ratio.detach()).flatten()
+    like_loss = {"dtype": loss.dtype, "device": loss.device}  # a term may be a plain number
+    terms = {name: torch.as_tensor(x, **like_loss).detach().clone() for name, x in terms.items()}
     return SharedLoss(agent, loss, list(terms.values())), terms, log_ratio
 
 

@@ -125,12 +125,12 @@ def with_layer_norm(layers, input_shape):
     """The layers, and after each with weights, but the last, a normalisation over all its units."""
     x = torch.zeros(1, *input_shape)
     result = []
-    for layer in layers:
+    for layer in layers.eval():  # of a single row batch normalisation could learn nothing
         x = layer(x)
         result.append(layer)
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer is not layers[-1]:
             result.append(nn.LayerNorm(x.shape[1:]))
-    return nn.Sequential(*result)
+    return nn.Sequential(*result).train()
 
 
 def make_agent(args, obs_space, action_space):

@@ -35,6 +35,8 @@ class Args(ppo.RunArgs):
     def check(self):
         super().check()
         ppo.require_range(self, "num_seeds", low=1)
+        if self.seed + self.num_seeds > 2**63:
+            ppo.fail(f"num_seeds={self.num_seeds}: seed={self.seed} leaves too few")
         if self.target_kl is not None:
             ppo.fail("target_kl would end the epochs of all seeds")
         if self.vary is not None:
@@ -46,7 +48,7 @@ class Args(ppo.RunArgs):
             try:
                 for value in reversed(values):  # the first one is that of this run folder
                     setattr(self, field, float(value))
-                    replace(self, vary=None).check()
+                    ppo.checked(replace(self, vary=None))
             except ValueError as error:
                 ppo.fail(f"--vary {field} takes numbers: {error}")
 
@@ -187,7 +189,10 @@ class Loss(nn.Module):
         self.args = args
 
     def forward(self, minibatch, clip_coef):
-        return ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)
+        loss, terms, log_ratio = ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)
+        # a term may be a plain number, which vmap cannot return
+        terms = {name: torch.as_tensor(x, device=loss.device) for name, x in terms.items()}
+        return loss, terms, log_ratio
 
 
 def make_agent(args, obs_space, action_space):

@@ -343,6 +343,8 @@ class Agent(nn.Module):
 
     def to_env(self, actions):
         """[-1, 1] -> [low, high], each dimension by its own bounds."""
+        if not np.isfinite(actions).all():  # or a simulator would be blamed for its answer
+            raise FloatingPointError(f"actions not finite: {actions}")
         middle = (self.low + self.high) / 2
         half_range = (self.high - self.low) / 2
         return np.clip(middle + half_range * actions, self.low, self.high)

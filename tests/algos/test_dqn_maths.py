@@ -35,7 +35,9 @@ def project_by_hand(support, probs, rewards, discounts, terminated):
     return projected
 
 
-@pytest.mark.parametrize("v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, np.nan)])
+@pytest.mark.parametrize(
+    "v_min, v_max", [(0, 0), (1, 0), (-1e39, 0), (0, 1e39), (0, np.nan), (1e8, 1e8 + 1)]
+)
 def test_a_support_is_finite_and_has_a_width(v_min, v_max, failure):
     assert "both finite" in failure(dqn.Args(n_atoms=51, v_min=v_min, v_max=v_max).check)
 

@@ -133,8 +133,8 @@ def test_all_ranks_end_with_one_hash(on_ranks):
 def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
     """One minibatch without normalised advantages, so that the order does not matter."""
     flags = "--num-envs 5 --num-steps 7 --total-timesteps 140 --no-norm-adv --update-epochs 3 "
-    flags += "--max-grad-norm 0.01 --target-kl 9 --eval-episodes 1 --ent-coef 0.01"
-    seen, update = [], ppo.update
+    flags += "--max-grad-norm 0.01 --eval-episodes 1 --ent-coef 0.01"
+    seen, update, ppo_loss = [], ppo.update, ppo.ppo_loss
 
     def spied(agent, optimizer, batch, *rest):
         before = copy.deepcopy(agent.state_dict())
@@ -142,8 +142,12 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
         seen.append((before, batch, scalars, copy.deepcopy(agent.state_dict())))
         return scalars
 
+    def with_a_plain_number(agent, minibatch, args, clip_coef):
+        loss, terms, log_ratio = ppo_loss(agent, minibatch, args, clip_coef)
+        return loss, terms | {"clip_coef": clip_coef}, log_ratio
+
     def both(rank):
-        ppo.update = spied
+        ppo.update, ppo.ppo_loss = spied, with_a_plain_number
         trained(flags)(rank)
         return seen[0]
 
@@ -163,6 +167,7 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
         name = f"losses/{name}"
         assert scalars[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+    assert scalars["losses/clip_coef"] == pytest.approx(args.clip_coef)
 
 
 def test_gradients_are_averaged_before_they_are_clipped(on_ranks):

@@ -163,6 +163,12 @@ def test_layers_before_any_activation_are_normalised():
     assert [type(x) for x in layers] == [nn.Linear, nn.LayerNorm, nn.SiLU, nn.Linear]
 
 
+def test_a_network_may_have_batch_normalisation_of_its_own():
+    norm = nn.BatchNorm1d(5)
+    layers = ppo_pqn.with_layer_norm(nn.Sequential(nn.Linear(3, 5), norm, nn.Linear(5, 2)), [3])
+    assert norm in layers and norm.training and norm.num_batches_tracked == 0
+
+
 def test_without_it_the_network_is_ppos():
     networks = []
     for make in (ppo_pqn.Agent, ppo.Agent):

@@ -99,6 +99,8 @@ def test_each_dimension_has_its_own_bounds():
     sent = td3.as_declared(edges, ACTION_SPACE)
     assert (edges >= LOW).all() and (edges <= HIGH).all() and sent.dtype == np.float32
     assert all(action in ACTION_SPACE for action in sent)
+    with pytest.raises(FloatingPointError, match="actions not finite"):
+        agent.to_env(np.float32([[0, np.nan, 0]]))
 
 
 def test_the_noise_is_measured_in_half_ranges_and_clipped():

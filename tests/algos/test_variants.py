@@ -160,6 +160,8 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_seeds --vary gamma 0.9 1.1": "gamma=1.1 must lie between 0 and 1",
     "ppo_seeds --vary gamma": "max_grad_norm, then values, not gamma",
     "ppo_seeds --vary": "max_grad_norm, then values, not nothing",
+    "ppo_seeds --vary learning_rate 1e-3 inf": "learning_rate=inf must be a finite number",
+    "ppo_seeds --num-seeds 2 --seed 9223372036854775807": "seed=9223372036854775807 leaves too few",
     "ppo_seeds --target-kl 0.01": "target_kl would end the epochs of all seeds",
     "ppo_seeds --env-id environments:Colour-v0": "ppo_seeds takes vectors, not images",
     "td3_sac --drop 1": "drop",

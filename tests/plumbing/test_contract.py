@@ -251,6 +251,8 @@ def test_games_reset_as_other_environments_and_open_no_window(failure):
 
 
 def test_flags_that_cannot_apply_are_refused(refused):
+    said = refused("dqn", "--target-network-frequency 4")
+    assert "target_network_frequency=4 has no effect below train_frequency=8" in said
     for line, words in NO_EFFECT.items():
         assert words in refused(*line.split(maxsplit=1)), line
 
