@@ -258,6 +258,7 @@ def join():
     one_each = num_gpus >= int(on_this_machine("WORLD_SIZE"))  # as nccl demands
     backend = "cpu:gloo,cuda:nccl" if one_each else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=6))  # while rank 0 evaluates
+    from_all(torch.zeros(()))  # nobody leaves while another is still being connected
     if dist.get_rank() > 0:
         with contextlib.suppress(KeyboardInterrupt):  # rank 0 says what was stopped
             follow()

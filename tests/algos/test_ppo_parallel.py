@@ -423,5 +423,6 @@ def test_ranks_wait_for_rank_0_as_long_as_an_evaluation_may_take(monkeypatch):
     stand_in = SimpleNamespace(get_rank=lambda: 0)
     stand_in.init_process_group = lambda backend, timeout: told.append(timeout)
     monkeypatch.setattr(ppo_parallel, "dist", stand_in)
+    monkeypatch.setattr(ppo_parallel, "from_all", lambda tensor: tensor)
     ppo_parallel.join()
     assert told[0].total_seconds() >= 3 * 3600
