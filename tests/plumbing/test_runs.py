@@ -344,6 +344,8 @@ def test_vectors_take_one_thread_of_torch():
 def test_a_loss_that_is_not_finite_ends_the_run(command, name, tmp_path):
     env_id = f"environments:{'BrokenBox' if name == 'td3' else 'Broken'}-v0"
     message = r"losses/\w+ not finite at step \d+: .*'losses/\w+': (nan|inf)"
+    if name == "td3":  # whose actor follows at once, before a point of the curves
+        message = r"actions not finite: \[\[nan\]\]"
     with pytest.raises(FloatingPointError, match=message) as error:
         command(name, SHORT[name], "--env-id", env_id)
     folder = only_run(tmp_path)
