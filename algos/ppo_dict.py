@@ -6,7 +6,7 @@ Run       python algos/ppo_dict.py --config variants             tasks:Doors-v0
           python algos/ppo_dict.py --norm-obs --env-id mypackage.envs:Robot-v0
 
 It imports ppo.py, which must lie beside it, and holds only what differs:
-- a part of an observation is an image if it is a Box of uint8 with two axes or more; each image has
+- a part of an observation is an image if it is a Box of uint8 of 36 x 36 or more; each image has
   convolutions of its own, those of ppo. The other parts are flattened into one vector, as in ppo;
 - policy and value are ppo's networks for vectors. What they take is the 512 features of each image
   and the vector, side by side. Without hidden layers they could not say "left if the image shows
@@ -44,7 +44,8 @@ def leaves(space, obs):
 
 
 def is_image(space):
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
+    pixels = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
+    return pixels and len(space.shape) > 1 and sorted(space.shape)[-2] >= 36
 
 
 class Packed(gym.spaces.Box):
@@ -126,15 +127,17 @@ def make_env(env_id, **keywords):
     env = gym.make(env_id, **keywords)
     with ppo.closed_on_error([env]):
         space = env.observation_space
-        packed = Packed(space) if ppo.is_flattenable(space) else None
-        if packed is None or not packed.shapes or is_image(space):
-            ppo.fail(f"{env_id}: observations must be a Dict or Tuple with images, not {space}")
+        parts = ppo.parts_of(space, "observation")
+        if is_image(space) or not any(is_image(part) for _, part in parts):
+            wanted = "a Dict or Tuple with images of uint8, 36 x 36 at least"
+            ppo.fail(f"{env_id}: observations must be {wanted}, not {space}")
         if "action_mask" in space.spaces:
             ppo.fail(f"{env_id}: an action_mask is for ppo_mask.py, which takes no images")
-        for name, part in ppo.parts_of(space, "observation"):
+        for name, part in parts:
             error = "" if is_image(part) else ppo.why_no_vector(part, alone=False)
             if error:
                 ppo.fail(f"{env_id}: {name}, {part}, {error}")
+        packed = Packed(space)
         return ppo.Converted(env, packed.pack, packed)
 
 

@@ -127,7 +127,7 @@ class Hindsight:
         computed = self.compute_reward(*pairs)
         if not np.allclose(rewards, computed, rtol=1e-3, atol=1e-3):
             said = f"compute_reward says {computed} of these goals in float32"
-            raise ValueError(f"rewards are {rewards}, but {said}")
+            raise ValueError(f"rewards are {rewards}, but {said}: see docs/variants.md, td3_her")
 
     def relabel(self, batch, rows, rng):
         """The batch, which is of these rows, most of them with a goal of hindsight."""

@@ -47,13 +47,14 @@ NO_VECTOR = {
     "EmptyVector": Dict(camera=COLOUR, arm=Box(0, 1, (0,))),
 }
 WRONG = {
-    "Image": COLOUR,
-    "Depth": Dict(camera=COLOUR, arm=ARM, depth=Box(0, 1, (48, 48, 1), np.float32)),
-    "Endless": Dict(camera=COLOUR, arm=ARM, path=Sequence(MODE)),
-    "Masked": Dict(camera=COLOUR, action_mask=MultiBinary(3)),
-    "SmallImage": Dict(camera=pixels(7, 7, 3), arm=ARM),
+    "Image": (COLOUR, "must be a Dict or Tuple with images"),
+    "Depth": (Dict(camera=COLOUR, depth=Box(0, 1, (48, 48, 1), np.float32)), "is a picture"),
+    "Endless": (Dict(camera=COLOUR, path=Sequence(MODE)), "['path'], Sequence"),
+    "Masked": (Dict(camera=COLOUR, action_mask=MultiBinary(3)), "is for ppo_mask.py"),
+    "SmallImage": (Dict(camera=pixels(35, 43, 3), arm=ARM), "36 x 36 at least"),
+    "SmallEndless": (Dict(camera=pixels(7, 7, 3), path=Sequence(MODE)), "36 x 36 at least"),
 }
-for name, space in (SPACES | WRONG | NO_VECTOR).items():
+for name, space in (SPACES | NO_VECTOR | {name: wrong[0] for name, wrong in WRONG.items()}).items():
     gym.register(f"{name}Seen-v0", Seen, kwargs={"observation_space": space})
 gym.register("Camera-v0", Camera)
 gym.register("ArmCamera-v0", Camera, kwargs={"space": Box(-2, 1, (3,), np.float64)})
@@ -152,11 +153,17 @@ def test_processes_and_what_follows_an_end_change_nothing(env_id):
     assert plain.hash() == apart.hash() == nan.hash()
 
 
+def test_small_pictures_join_the_vector():
+    packed = ppo_dict.Packed(Dict(camera=COLOUR, map=pixels(5, 7)))
+    obs = {"camera": np.zeros((37, 41, 3)), "map": np.arange(35, dtype=np.uint8).reshape(5, 7)}
+    vectors, image = packed.unpack(packed.pack(obs)[None])
+    assert image.shape == (1, 3, 37, 41)
+    assert vectors[0].tolist() == list(range(35))
+
+
 def test_other_spaces_are_refused(refused):
-    for name in WRONG:
-        assert ("picture" if name == "Depth" else "images") in refused(
-            "ppo_dict", f"--env-id {name}Seen-v0"
-        )
+    for name, (_, text) in WRONG.items():
+        assert text in refused("ppo_dict", f"--env-id {name}Seen-v0")
     said = refused("ppo_dict", "--env-id CartPole-v1")
     assert "must be a Dict or Tuple with images" in said
 
