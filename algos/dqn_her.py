@@ -24,7 +24,7 @@ class Args(HindsightArgs, dqn.RunArgs):
 
 
 def train(args: Args, run: dqn.Run):
-    with make_goal_env(args, dqn.make_env) as env:
+    with make_goal_env(run) as env:
         hindsight = Hindsight(run, env)
         if args.clip_reward:
             compute_reward = hindsight.compute_reward

@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from ppo_mask import MaskArgs, embedding_size, require_valid_action, split_obs
 
+make_env = dqn.make_env  # put your own here: the network, too, asks it for the sizes
+make_envs = partial(dqn.make_envs, make_env=make_env)
+
 
 @dataclass
 class Args(MaskArgs, dqn.RunArgs):
@@ -34,7 +37,7 @@ class QNetwork(dqn.QNetwork):
     """dqn's; its layers see neither the mask nor the embeddings, only the rest."""
 
     def __init__(self, args, obs_space, num_actions):
-        n, k = num_actions, embedding_size(args, num_actions, dqn.make_env)
+        n, k = num_actions, embedding_size(args, num_actions, make_env)
         rest = gym.spaces.Box(-np.inf, np.inf, (obs_space.shape[0] - n - n * k,))
         super().__init__(args, rest, k or n)
         self.n = n
@@ -74,4 +77,4 @@ class QNetwork(dqn.QNetwork):
 make_agent = partial(dqn.make_agent, network_class=QNetwork)
 
 if __name__ == "__main__":
-    dqn.main("dqn_mask", Args, make_agent, dqn.train, dqn.evaluation_policy)
+    dqn.main("dqn_mask", Args, make_agent, dqn.train, dqn.evaluation_policy, make_envs)

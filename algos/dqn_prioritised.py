@@ -46,7 +46,8 @@ def weighted_losses(buffer, q_network, target_q_network, batch, args):
     losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
     losses, errors, scalars = losses_of(q_network, target_q_network, batch, args)
     assert losses.shape == batch["weights"].shape, (losses.shape, batch["weights"].shape)
-    buffer.set_errors(*buffer.drawn, errors.detach().cpu().numpy())
+    steps, envs = batch["steps"].cpu().numpy(), batch["envs"].cpu().numpy()
+    buffer.set_errors(steps, envs, errors.detach().cpu().numpy())
     return batch["weights"] * losses, errors, scalars
 
 
@@ -83,8 +84,9 @@ class ReplayBuffer(dqn.ReplayBuffer):
         return ages, envs
 
     def sample(self, batch_size, n_step, gamma, rng):
-        """As dqn's, and `weights`, (batch_size,); `drawn` then names the steps."""
+        """As dqn's, and `weights`, `steps` and `envs`, (batch_size,): the latter name the steps."""
         batch = super().sample(batch_size, n_step, gamma, rng)
+        batch["steps"], batch["envs"] = self.drawn
         probabilities = self.tree[self.leaves(*self.drawn)] / self.tree.total()
         start, duration = self.args.importance_exponent, self.args.total_timesteps
         exponent = dqn.linear_schedule(start, 1.0, duration, self.total * self.num_envs)

@@ -50,7 +50,8 @@ def train(args: Args, run: dqn.Run):
 def weighted_losses(buffer, q_network, target_q_network, batch, args):
     """As in dqn_prioritised.py: weighted, and new priorities by the losses without weights."""
     losses, errors, scalars = quantile_losses(q_network, target_q_network, batch, args)
-    buffer.set_errors(*buffer.drawn, errors.cpu().numpy())
+    steps, envs = batch["steps"].cpu().numpy(), batch["envs"].cpu().numpy()
+    buffer.set_errors(steps, envs, errors.cpu().numpy())
     return batch["weights"] * losses, errors, scalars
 
 

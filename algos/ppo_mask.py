@@ -15,6 +15,7 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
 
 import json
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +33,10 @@ class MaskArgs:
 @dataclass
 class Args(MaskArgs, ppo.RunArgs):
     pass
+
+
+make_env = ppo.make_env  # put your own here: the network, too, asks it for the sizes
+make_envs = partial(ppo.make_envs, make_env=make_env)
 
 
 def embedding_size(args, num_actions: int, make_env) -> int:
@@ -79,7 +84,7 @@ class Agent(ppo.Agent):
     """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        self.n, self.k = num_outputs, embedding_size(args, num_outputs, ppo.make_env)
+        self.n, self.k = num_outputs, embedding_size(args, num_outputs, make_env)
         rest = input_shape[0] - self.n - self.n * self.k
         super().make_networks(args, (rest,), self.k or self.n)
 
@@ -110,4 +115,4 @@ def make_agent(args, obs_space, action_space):
 
 
 if __name__ == "__main__":
-    ppo.main("ppo_mask", Args, make_agent, ppo.train, ppo.evaluation_policy)
+    ppo.main("ppo_mask", Args, make_agent, ppo.train, ppo.evaluation_policy, make_envs)

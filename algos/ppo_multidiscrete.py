@@ -1,4 +1,4 @@
-"""PPO with several discrete actions at once: MultiDiscrete and Tuple of Discrete spaces.
+"""PPO with several discrete actions at once: MultiDiscrete, MultiBinary and Tuple of Discrete.
 
 Papers    arXiv 1711.08946 (independent components); arXiv 1705.05035 (one after the other); PPO as
           in ppo.py. It imports ppo.py, which must lie beside it, and holds only what differs.
@@ -12,6 +12,7 @@ What differs from ppo.py:
   it: P(a) = P(a_1 | s) P(a_2 | s, a_1) ...
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,10 +100,13 @@ def make_agent(args, obs_space, action_space):
     components = action_space if isinstance(action_space, gym.spaces.Tuple) else ()
     if isinstance(action_space, gym.spaces.MultiDiscrete):
         nvec = action_space.nvec.ravel().tolist()
+    elif isinstance(action_space, gym.spaces.MultiBinary):
+        nvec = [2] * math.prod(action_space.shape)
     elif all(isinstance(component, gym.spaces.Discrete) for component in components):
         nvec = [int(component.n) for component in components]
     if not nvec:
-        ppo.fail(f"ppo_multidiscrete takes MultiDiscrete and Tuple of Discrete, not {action_space}")
+        taken = "MultiDiscrete, MultiBinary and Tuple of Discrete"
+        ppo.fail(f"ppo_multidiscrete takes {taken}, not {action_space}")
     if len(obs_space.shape) == 3 and not args.autoregressive:
         ppo.refuse_typed(args, "hidden_size activation", "with images")
     agent_class = partial(AutoregressiveAgent if args.autoregressive else Agent, nvec=nvec)

@@ -746,7 +746,7 @@ def one_line_errors(env_id: str, keywords: dict):
         yield
     except (gym.error.Error, ImportError) as error:
         fail(f"environment {env_id}: {error}")
-    except (TypeError, ValueError, LookupError, AssertionError, OSError) as error:
+    except (TypeError, ValueError, LookupError, AssertionError, AttributeError, OSError) as error:
         cause = error.__cause__ or error
         # where the innermost call is gymnasium's own, the arguments did not fit the environment
         innermost = list(traceback.walk_tb(cause.__traceback__))[-1][0]
@@ -1278,8 +1278,7 @@ class Run:
             self.warn_of_unsaved()
         self.describe()  # args.json comes last: a folder that has it can be resumed
         if not resumed:
-            # ends the script now, rather than at a resume, if args.json does not give these back
-            parse_args(self.name, type(args), ["--resume", str(self.folder)])
+            self.check_arguments()
             self.started = time.perf_counter()
         print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
         self.last_step = step = self.step_count
@@ -1288,6 +1287,14 @@ class Run:
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
         return step
+
+    def check_arguments(self):
+        """Ends the script now, rather than at a resume, if args.json does not give these back."""
+        again = asdict(parse_args(self.name, type(self.args), ["--resume", str(self.folder)]))
+        for name in self.settings.keys() - {"config", "resume"}:
+            if again[name] != self.settings[name]:
+                changed = f"{name}={self.settings[name]}, which becomes {again[name]}"
+                fail(f"a resume would check the arguments again, and change {changed}")
 
     def restore(self, saved: dict):
         """Sets what a checkpoint holds."""
@@ -1362,9 +1369,8 @@ class Run:
         self.next_infos = list(self.infos)
         # the environments whose episode ended by itself, not by a checkpoint
         self.ended = np.flatnonzero(infos.get("_final_obs", terminated | truncated))
-        next_obs = self.obs
+        next_obs = self.obs.copy()  # which a script may change
         if len(self.ended):
-            next_obs = self.obs.copy()
             last_infos = of_each(infos.get("final_info", {}), num_envs)
         for i in self.ended:
             next_obs[i] = infos["final_obs"][i]

@@ -17,7 +17,8 @@ It imports td3.py, which must lie beside it, and holds only what differs:
 With --n-sampled-goal 0 it is td3, to the last bit.
 """
 
-import json
+import contextlib
+import copy
 import math
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Args(HindsightArgs, td3.RunArgs):
 
 
 def train(args: Args, run: td3.Run, parent=td3):
-    with make_goal_env(args, td3.make_env) as env:
+    with make_goal_env(run) as env:
         hindsight = Hindsight(run, env)
         buffer = ReplayBuffer(run, hindsight)
         parent.train(args, run, buffer=buffer, parts={"hindsight": hindsight})
@@ -207,14 +208,18 @@ class OfEach:
         return values.shape == alone.shape and np.allclose(values, alone)
 
 
-def make_goal_env(args, make_env):
+@contextlib.contextmanager
+def make_goal_env(run):
     """An environment to ask what goals are worth. Ends the script where it does not know."""
-    with td3.generators_restored():
-        env = make_env(args.env_id, **json.loads(args.env_kwargs))
-        with td3.closed_on_error([env]):
-            if missing := missing_for_goals(env, args.seed):
+    args = copy.copy(run.args)
+    args.async_envs = False  # it is asked in this process
+    with contextlib.ExitStack() as stack:
+        with td3.generators_restored():
+            envs = run.make_envs(args, 1, training=False)
+            stack.enter_context(contextlib.closing(envs))
+            if missing := missing_for_goals(envs.envs[0], args.seed):
                 td3.fail(f"environment {args.env_id} has no {missing}")
-    return env
+        yield envs.envs[0]
 
 
 def missing_for_goals(env, seed) -> str:

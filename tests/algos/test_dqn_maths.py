@@ -235,10 +235,13 @@ def test_a_field_that_an_edit_adds_is_in_checkpoints():
     buffers = [dqn.ReplayBuffer(6, 2, gym.spaces.Box(-1, 1, (5,), np.float32)) for _ in range(2)]
     for buffer in buffers:
         buffer.bonus = np.zeros((buffer.slots, 2, 3))
-        buffer.rows = np.arange(11)  # no field: it has no slots
+        buffer.scales = np.ones(2)  # no steps
     buffers[0].bonus[0] = buffers[0].total = 1
-    buffers[1].load_state_dict(buffers[0].state_dict())
-    assert buffers[1].bonus[0].all() and "rows" not in buffers[0].state_dict()
+    buffers[0].scales[1] = 5
+    state = buffers[0].state_dict()
+    buffers[1].load_state_dict(state)
+    assert buffers[1].bonus[0].all() and buffers[1].scales.tolist() == [1, 5]
+    assert len(state["bonus"]) == 1  # none of the slots that are empty
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -146,14 +146,39 @@ def test_no_priority_reaches_a_slot_that_was_overwritten_meanwhile():
     assert priorities(buffer)[LENGTH + 2, 0] == pytest.approx(7)  # those errors are not the largest
 
 
+DRAWN = {"steps": torch.tensor([11, 13]), "envs": torch.tensor([3, 5])}
+
+
 class Errors:
     """A buffer that keeps the errors it is given."""
 
-    drawn = "steps", "envs"
-
     def set_errors(self, steps, envs, errors):
-        assert (steps, envs) == self.drawn and isinstance(errors, np.ndarray)
+        assert (steps.tolist(), envs.tolist()) == ([11, 13], [3, 5])
+        assert isinstance(errors, np.ndarray)
         self.errors = errors.tolist()
+
+
+def test_a_batch_may_wait_until_others_are_drawn(monkeypatch):
+    """Its errors are those of its own steps, whatever was sampled since. Rewards, and so errors,
+    are the numbers of the steps.
+    """
+    buffer, network = new_buffer(steps=LENGTH), torch.nn.Module()
+    buffer.rewards[:LENGTH] = np.arange(LENGTH)[:, None]
+    rng = np.random.default_rng(0)
+    waiting = [buffer.sample(n, 1, 0.9, rng) for n in (5, 5, 11)]
+
+    def losses_of(q_network, target_q_network, batch, args):
+        return batch["rewards"], batch["rewards"], {}
+
+    monkeypatch.setattr(dqn, "dqn_losses", losses_of)
+    learned = set()
+    for batch in waiting:
+        learned |= set(zip(batch["steps"].tolist(), batch["envs"].tolist(), strict=True))
+        batch = {name: torch.as_tensor(array) for name, array in batch.items()}
+        dqn_prioritised.weighted_losses(buffer, network, network, batch, buffer.args)
+    found = priorities(buffer)
+    assert all(found[key] == pytest.approx(key[0], abs=1e-5) for key in learned)
+    assert len(learned) > 9 and all(found[key] == 1 for key in found.keys() - learned)
 
 
 @pytest.mark.parametrize("loss, rows", [("huber", [0.125, 2.5]), ("mse", [0.25, 9.0])])
@@ -174,6 +199,7 @@ def test_losses_are_weighted_and_errors_are_not(loss, rows):
     batch = {"obs": obs, "next_obs": obs, "actions": torch.ones(2, dtype=torch.long)}
     batch |= {"rewards": torch.tensor([1.5, 5.0]), "discounts": torch.ones(2)}
     batch |= {"terminated": torch.ones(2, dtype=torch.bool), "weights": torch.tensor([1.0, 0.25])}
+    batch |= DRAWN
     losses, errors, scalars = dqn_prioritised.weighted_losses(buffer, network, network, batch, args)
     assert losses.tolist() == pytest.approx([rows[0], 0.25 * rows[1]])
     assert buffer.errors == errors.tolist() == [0.5, 3.0] and scalars["q_values"] == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import train
 from gymnasium.spaces import Box
-from test_dqn_prioritised import SHORT, Errors
+from test_dqn_prioritised import DRAWN, SHORT, Errors
 
 BATCH, ACTIONS, ATOMS = 7, 3, 5
 
@@ -113,6 +113,7 @@ def test_priorities_are_the_losses_without_their_weights():
     network, target, batch = tables()
     buffer, args = Errors(), dqn_quantile.Args(priority_exponent=0.6)
     plain, *_ = dqn_quantile.quantile_losses(network, target, batch, args)
+    batch |= DRAWN
     losses, errors, _ = dqn_quantile.weighted_losses(buffer, network, target, batch, args)
     torch.testing.assert_close(losses, batch["weights"] * plain)
     np.testing.assert_array_equal(buffer.errors, plain.detach().numpy())

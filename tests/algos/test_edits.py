@@ -518,6 +518,78 @@ def test_an_argument_that_a_script_changes_is_changed_once(script, edited):
     assert 2 * saved[name] == getattr(whole.args, name)
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_argument_that_a_resume_would_change_again_is_refused(script, edited, failure):
+    """`check` runs once more on what args.json holds."""
+    line = "        check_games(self)\n" if script != "td3" else "    def check(self):\n"
+    module = edited(script, (line, f"{line}        self.learning_rate *= 1.0 + self.seed\n"))
+    flags = ["--env-id", "Pendulum-v1"] if script == "td3" else []
+    for seed in (0, 1):
+        args = module.parse_args(script, module.RunArgs, [*flags, f"--seed={seed}"])
+        run = module.Run(script, args, module.make_agent, module.evaluation_policy)
+        if seed == 0:  # here it stays as it is
+            run.start(agent=run.agent)
+        else:
+            said = failure(run.start, agent=run.agent)
+            rate = args.learning_rate
+            assert f"change learning_rate={rate}, which becomes {2 * rate}" in said
+        run.close()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_successor_may_be_changed_in_place(script, edited):
+    """Without what is acted on next, whether an episode ends or not."""
+    step = "next_obs, rewards, terminated, truncated = run.step(agent.to_env(actions))\n"
+    step = step.replace("agent.to_env(actions)", "actions") if script == "dqn" else step
+    indent = {"dqn": 12, "td3": 8}.get(script, 4) * " "
+    blank = f"{step}{indent}next_obs *= 0.0\n{indent}run.seen.append(run.obs.any(axis=1))\n"
+    run = begun(edited(script, (step, blank)))
+    run.seen = []
+    finished(run)
+    assert np.all(run.seen)
+
+
+def test_a_term_that_only_some_minibatches_have_is_a_curve(edited):
+    """In the first of each update no ratio has moved yet."""
+    terms = '"entropy": entropy}, log_ratio'
+    more = '"entropy": entropy, **({"moved": 2.5} if log_ratio.any() else {"unmoved": 1.5})}'
+    found = curves(trained(edited("ppo", (terms, f"{more}, log_ratio"))))
+    assert set(found["losses/moved"].values()) == {2.5}
+    assert set(found["losses/unmoved"].values()) == {1.5}
+
+
+def test_a_curriculum_of_first_states(edited):
+    """As the page has it: also the first episodes after a checkpoint know the level."""
+    page = (ROOT / "docs" / "changing-a-script.md").read_text()
+    again = page.partition("    if run.step_count % run.checkpoint_steps == 0:")
+    again = again[1] + again[2].partition("```")[0]
+    obs = "    obs = run.obs\n"
+    level = '    run.envs.set_attr("level", run.step_count)\n'
+    made = "    env = gym.make(env_id, **keywords)\n"
+    start = """class Start(gym.Wrapper):
+    level = -1
+    begun = []
+
+    def reset(self, **keywords):
+        self.begun.append(self.level)
+        return self.env.reset(**keywords)
+
+
+def make_env("""
+    module = edited(
+        "ppo",
+        (obs, level + again + obs),
+        (made, made + "    env = Start(env)\n"),
+        ("def make_env(", start),
+    )
+    run = trained(module, checkpoint_frequency=256, total_timesteps=512)
+    n, levels = run.args.num_envs, module.Start.begun
+    second = levels.index(256)
+    assert levels[: 2 * n] == n * [-1] + n * [0]
+    assert levels[second - n : second + n] == n * [-1] + n * [256]
+    assert_resumes(module, checkpoint_frequency=256, total_timesteps=512)
+
+
 @pytest.mark.parametrize("script", ACTOR_CRITIC)
 def test_a_rollout_keeps_what_a_loop_changes_in_place(script):
     buffer = ppo.RolloutBuffer()

@@ -5,12 +5,14 @@ are worth; without such goals they are their parents.
 import importlib
 import json
 from collections import Counter, OrderedDict
+from functools import partial
 from types import SimpleNamespace
 
 import dqn_her
 import gymnasium as gym
 import numpy as np
 import pytest
+import td3
 import td3_her
 from conftest import VARIANTS, before, curves, new_run, train
 from gymnasium.spaces import Box, Dict, Discrete
@@ -441,6 +443,33 @@ def test_the_success_rate_is_of_episodes_that_no_checkpoint_cut(monkeypatch):
     )
     assert max(curves(maze)["charts/success_rate"].values()) > 0
     assert "charts/success_rate" not in curves(silent)
+
+
+class Tenfold(gym.Wrapper):
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return obs, 10 * reward, *rest
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return 10 * self.env.unwrapped.compute_reward(achieved_goal, desired_goal, info)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_rewards_are_asked_of_the_environments_of_the_run(asynchronous):
+    """Those of a make_envs that a copy of the script gives to main."""
+
+    def make_env(env_id, **keywords):
+        return td3.as_vectors(Tenfold(gym.make(env_id, **keywords)))
+
+    run = new_run(td3_her, **TINY, **trail("td3_her"), async_envs=asynchronous)
+    run.make_envs = partial(td3.make_envs, make_env=make_env)
+    with td3_her.make_goal_env(run) as env:
+        goals = np.float32([[1, 2]]), np.float32([[3, 5]])
+        plain = env.unwrapped.compute_reward(*goals, {})
+        hindsight = td3_her.Hindsight(run, env)
+        np.testing.assert_array_equal(hindsight.compute_reward(*goals), 10 * plain)
+        assert plain.all()
+    run.close()
 
 
 @pytest.mark.parametrize("name", NAMES)

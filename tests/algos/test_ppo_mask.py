@@ -139,12 +139,13 @@ def test_the_parts_are_where_make_env_puts_them():
 
 @pytest.mark.parametrize("module, parent", [(ppo_mask, ppo), (dqn_mask, dqn)])
 def test_a_wrapper_in_make_env_counts(module, parent, monkeypatch):
-    """One that takes the embeddings away, in the parent's own make_env, which is asked once."""
+    """One that takes the embeddings away; the network asks this script's make_env."""
     asked, make_env, make = [], parent.make_env, gym.make
     kept = ["action_mask", "obs"]
     filtered = lambda env_id, **x: gym.wrappers.FilterObservation(make(env_id, **x), kept)  # noqa: E731
     monkeypatch.setattr(gym, "make", filtered)
-    monkeypatch.setattr(parent, "make_env", lambda *x: asked.append(x) or make_env(*x))
+    assert module.make_envs.keywords == {"make_env": module.make_env}
+    monkeypatch.setattr(module, "make_env", lambda *x: asked.append(x) or make_env(*x))
     agent = new_run(module, env_id="Embedded-v0").agent
     sizes = [layer.in_features for layer in agent.modules() if hasattr(layer, "in_features")]
     assert (agent.k, sizes[0]) == (0, M) and asked == [("Embedded-v0",)]

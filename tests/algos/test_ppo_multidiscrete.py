@@ -10,7 +10,7 @@ import pytest
 import tasks  # noqa: F401, registers Match-v0
 import torch
 from conftest import new_run, randomise, train
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 NVEC, OBS, BATCH = [2, 3, 5], Box(-1, 1, (7,), np.float32), 11
 IMAGES = Box(0, 255, (3, 36, 36), np.uint8)
@@ -57,6 +57,9 @@ def one_component():
 for name, kwargs in TOLD.items():
     gym.register(f"{name}-v0", Told, kwargs=kwargs)
 gym.register("OneComponent-v0", one_component)
+YES_OR_NO = {"Binary": MultiBinary((3, 1)), "Twos": MultiDiscrete([[2], [2], [2]])}
+for name, space in YES_OR_NO.items():
+    gym.register(f"{name}-v0", Told, kwargs={"space": space, "last": 1})
 
 
 def random_agent(space=OBS, **settings):
@@ -157,6 +160,13 @@ def test_all_spaces_of_the_same_components_are_one_and_learn(autoregressive):
     settings |= dict(total_timesteps=512)
     hashes = {train(ppo_multidiscrete, **settings, env_id=f"{name}-v0").hash() for name in TOLD}
     assert len(hashes) == 1
+
+
+def test_a_multibinary_action_is_choices_of_two():
+    settings = dict(total_timesteps=512, eval_episodes=5)
+    runs = [train(ppo_multidiscrete, **settings, env_id=f"{name}-v0") for name in YES_OR_NO]
+    assert runs[0].hash() == runs[1].hash()
+    np.testing.assert_array_equal(runs[0].evaluate(), runs[1].evaluate())
 
 
 @pytest.mark.slow

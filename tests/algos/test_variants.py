@@ -145,7 +145,7 @@ REFUSED = {  # what is wrong: words of the line that says so
     "ppo_multi --env-id tasks:HiddenCartPole": "is neither a module with a parallel_env",
     "ppo_multi --env-id nowhere.simple_v3": "nowhere.simple_v3: No module named 'nowhere'",
     f"ppo_multi --env-id test_ppo_multi:Blind --capture-video --eval-episodes 6 {SIX}": "'render'",
-    "ppo_multidiscrete --env-id environments:Mixture-v0": "takes MultiDiscrete and Tuple of",
+    "ppo_multidiscrete --env-id environments:Mixture-v0": "MultiBinary and Tuple of Discrete, not",
     "ppo_multidiscrete --env-id environments:CameraParts-v0 --hidden-size 8": "effect with images",
     "ppo_network --env-id environments:Colour-v0": "84 x 84",
     "ppo_network --bf16 --no-share-trunk": "share",

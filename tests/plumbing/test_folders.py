@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
@@ -206,6 +207,22 @@ def test_a_bug_in_a_constructor_keeps_its_traceback(command, refused, tmp_path, 
     assert "with {'colour': 2}: " in refused(
         "ppo", "--env-id ALE/Pong-v5 --env-kwargs", '{"colour": 2}'
     )
+
+
+class Spaceless(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, misspelt=False):
+        if misspelt:
+            self.actoin_space.seed(1)
+
+
+def test_an_environment_without_actions_is_refused_but_a_misspelt_name_is_a_bug(command, refused):
+    gym.register("Spaceless-v0", Spaceless)
+    said = refused("ppo", "--env-id Spaceless-v0")
+    assert "Spaceless-v0" in said and "must specify an action space" in said
+    with pytest.raises(AttributeError, match="actoin_space"):
+        command("ppo", "--env-id Spaceless-v0 --env-kwargs", '{"misspelt": true}')
 
 
 def test_a_game_has_one_name():
