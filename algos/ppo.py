@@ -209,7 +209,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
     num_steps = batch["advantages"].numel()  # not batch_size: in ppo_lstm.py a row is a sequence
     # a short last rollout has fewer minibatches: norm_adv's deviation takes two steps in each
     num_minibatches = max(1, min(args.num_minibatches, num_steps // 2))
-    losses = []
+    losses = {}  # by name, those of all minibatches of all epochs
     for _ in range(args.update_epochs):
         log_ratios = []
         for chosen in np.array_split(rng.permutation(batch_size), num_minibatches):
@@ -220,18 +220,15 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
-            terms = {name: torch.as_tensor(x, device=agent.device) for name, x in terms.items()}
-            losses.append({name: term.detach() for name, term in terms.items()})
+            for name, term in terms.items():
+                term = torch.as_tensor(term, device=agent.device)
+                losses.setdefault(name, []).append(term.detach())
             log_ratios.append(log_ratio.detach())
         log_ratios = torch.cat(log_ratios)  # of one whole epoch
         kl = approx_kl(log_ratios).item()
         if args.target_kl is not None and kl > args.target_kl:
             break
-    scalars = {}
-    for name in {name: None for terms in losses for name in terms}:
-        # the mean over all minibatches of all epochs; of an edit's term, over those that have it
-        each = [terms[name] for terms in losses if name in terms]
-        scalars[name] = torch.stack(each).mean().item()
+    scalars = {name: torch.stack(terms).mean().item() for name, terms in losses.items()}
     clipped = (log_ratios.exp() - 1).abs() > clip_coef  # as kl: of the last epoch alone
     scalars |= {"approx_kl": kl, "clipfrac": clipped.float().mean().item()}
     values = batch["values"].cpu().numpy()
