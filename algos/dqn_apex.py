@@ -187,6 +187,7 @@ class Actor(dqn.Run):
         self.finished = []
         if begins or self.envs is None:  # None: Ray has put this actor in the place of a dead one
             self.close()
+            torch.manual_seed(dqn.env_seeds(1, args.seed, step, 3, self.index)[0])
             try:
                 self.envs = self.new_envs(n, step, 0, self.index)
             except SystemExit:  # for Ray a crash, after which it would start this actor again

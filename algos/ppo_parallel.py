@@ -65,10 +65,17 @@ def train(args: Args, run: ppo.Run):
         from_rank_0({"args": asdict(args), "step": run.step_count})
     from_all(torch.zeros(()))  # all have environments
 
+    own_step = run.step
+
+    def step_of_all(actions):
+        run.step_count += (args.num_ranks - 1) * args.num_envs  # of the others
+        return own_step(actions)
+
+    run.step = step_of_all
+
     def collect(agent, run, args):
         if run.step_count % run.checkpoint_steps == 0:
             share_state(run)
-        run.step_count += (args.num_ranks - 1) * args.num_envs  # of the others
         return ppo.collect_step(agent, run, args)
 
     def make_batch(agent, buffer, args, running_returns):
@@ -144,7 +151,8 @@ def share_state(run):
     if dist.get_rank() > 0:
         for name, part in run.parts.items():
             part.load_state_dict(state[name])
-        run.rng = np.random.default_rng([run.args.seed, run.step_count])
+        fresh = np.random.default_rng([run.args.seed, run.step_count])
+        run.rng.bit_generator.state = fresh.bit_generator.state
         torch.manual_seed(int(run.rng.integers(2**63)))
 
 

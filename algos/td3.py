@@ -263,8 +263,10 @@ class ReplayBuffer:
         """One step of every environment; each argument starts with the axis (num_envs,)."""
         n = len(rewards)
         slots = np.arange(self.total, self.total + n) % self.capacity
-        transition = obs, actions, rewards, next_obs, terminated, truncated
-        for array, new in zip(self.arrays.values(), transition, strict=True):
+        transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+        transition |= {"terminated": terminated, "truncated": truncated}
+        for name, new in transition.items():
+            array = self.arrays[name]
             assert new.shape == (n, *array.shape[1:]), (new.shape, array.shape)
             array[slots] = new
         self.total += n
@@ -294,14 +296,19 @@ class ReplayBuffer:
         batch |= {name: arrays[name][last] for name in ("next_obs", "terminated")}
         return batch | {"rewards": rewards.sum(axis=1), "discounts": powers[counts]}
 
+    def filled(self) -> dict:
+        """The arrays; of those with a row for each transition, what was added so far."""
+        arrays = self.arrays.items()
+        return {k: x[: self.total] if x.shape[:1] == (self.capacity,) else x for k, x in arrays}
+
     def state_dict(self) -> dict:
-        held = {k: torch.as_tensor(array[: self.total]) for k, array in self.arrays.items()}
+        held = {name: torch.as_tensor(array) for name, array in self.filled().items()}
         return {"total": self.total, **held}
 
     def load_state_dict(self, state: dict):
         self.total = state["total"]
-        for name, array in self.arrays.items():
-            array[: self.total] = state[name]
+        for name, array in self.filled().items():
+            array[...] = state[name]
 
 
 class Agent(nn.Module):

@@ -84,6 +84,7 @@ class Hindsight:
 
     def __init__(self, run, env):
         self.run = run
+        self.env = env  # which is asked
         self.num_envs = run.args.num_envs
         self.capacity = run.args.buffer_size
         space = dict_space(env)
@@ -132,7 +133,9 @@ class Hindsight:
 
     def relabel(self, batch, rows, rng):
         """The batch, which is of these rows, most of them with a goal of hindsight."""
-        reached, terminated, last = self.arrays.values()
+        reached = self.arrays["reached"]
+        terminated = self.arrays["terminated"]
+        last = self.arrays["last"]
         batch["terminated"] = terminated[rows % self.capacity]
         k = self.run.args.n_sampled_goal
         draws = rng.random(len(rows)) if k > 0 else np.ones(len(rows))

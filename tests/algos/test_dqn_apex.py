@@ -246,6 +246,16 @@ def columns(rows):
     return dict(zip(COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
 
 
+def test_what_an_actor_draws_by_torch_follows_from_the_seed_the_step_and_its_number():
+    def drawn(index=0, seed=1, step=0):
+        actor = small_actor(index, seed=seed)
+        actor.collect(weights_of(actor), step, 1.0, True)
+        return torch.rand(()).item()
+
+    assert drawn() == drawn()
+    assert len({drawn(), drawn(index=1), drawn(seed=2), drawn(step=6)}) == 4
+
+
 def test_an_actor_goes_on_where_its_last_fragment_ended_until_it_is_told_to_begin():
     """Episodes of five steps; fragments of three."""
     actor = small_actor()

@@ -467,6 +467,7 @@ def test_rewards_are_asked_of_the_environments_of_the_run(asynchronous):
         goals = np.float32([[1, 2]]), np.float32([[3, 5]])
         plain = env.unwrapped.compute_reward(*goals, {})
         hindsight = td3_her.Hindsight(run, env)
+        assert hindsight.env is env
         np.testing.assert_array_equal(hindsight.compute_reward(*goals), 10 * plain)
         assert plain.all()
     run.close()

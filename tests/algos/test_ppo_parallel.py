@@ -235,6 +235,24 @@ def test_no_two_ranks_play_the_same_nor_what_evaluations_play(on_ranks):
     assert len({*played, *env_seeds(3, 1, 0, 1)}) == 30
 
 
+def test_all_ranks_collect_at_the_step_that_all_have_reached(on_ranks):
+    """As ppo does: what a curriculum goes by. Their generators stay the same objects."""
+
+    def look(rank):
+        steps, generators, collect = [], [], ppo.collect_step
+
+        def collect_step(agent, run, args):
+            steps.append(run.step_count)
+            generators.append(run.rng)
+            return collect(agent, run, args)
+
+        ppo.collect_step = collect_step
+        trained("--num-envs 3 --num-steps 4 --checkpoint-frequency 24 --total-timesteps 48")(rank)
+        return steps, len({id(generator) for generator in generators})
+
+    assert on_ranks(2, look) == [(list(range(0, 48, 6)), 1)] * 2
+
+
 def test_first_weights_and_later_ones_are_those_of_rank_0(on_ranks, tmp_path):
     """Who reads --init-weights alone, on a machine that may be the only one to have the file."""
     run = ppo.Run("ppo", ppo.RunArgs(seed=9), ppo.make_agent, ppo.evaluation_policy)

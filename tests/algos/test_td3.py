@@ -217,3 +217,25 @@ def test_a_variant_may_have_an_agent_of_its_own():
     spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,))
     assert type(td3.make_agent(td3.Args(), *spaces, agent_class=Own)) is Own
     assert type(td3.make_agent(td3.Args(), *spaces)) is td3.Agent
+
+
+def test_arrays_of_an_edit_are_kept_whatever_their_length():
+    """Such as priorities, one for each transition, in a tree of sums; add fills td3's own."""
+    buffers = [td3.ReplayBuffer(7, 1, 3, 2) for _ in range(2)]
+    for buffer in buffers:
+        buffer.arrays["priorities"] = np.zeros(7)
+        buffer.arrays["tree"] = np.zeros(17)
+        buffer.arrays["largest"] = np.zeros(())
+    no = np.zeros(1, np.bool_)
+    for t in (1.0, 2.0):
+        obs = np.full((1, 3), t, np.float32)
+        buffers[0].add(obs, np.zeros((1, 2), np.float32), obs[:, 0], 5 * obs, no, ~no)
+    buffers[0].arrays["priorities"][1] = buffers[0].arrays["tree"][16] = 11
+    buffers[0].arrays["largest"][...] = 13
+    state = buffers[0].state_dict()
+    buffers[1].load_state_dict(state)
+    for name, array in buffers[0].arrays.items():
+        np.testing.assert_array_equal(buffers[1].arrays[name], array)
+    assert buffers[1].arrays["next_obs"][1].tolist() == [10, 10, 10]
+    assert buffers[1].arrays["truncated"][:3].tolist() == [True, True, False]
+    assert buffers[1].arrays["tree"][16] == 11 and len(state["obs"]) == 2
