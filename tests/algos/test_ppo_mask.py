@@ -17,6 +17,7 @@ import torch
 from conftest import hash_of_parameters, new_run, randomise, train
 from environments import Seen
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from load import parts_of
 
 N, K, M, BATCH = 5, 3, 7, 11  # actions, numbers of an embedding, of the rest, rows
 
@@ -145,6 +146,7 @@ def test_a_wrapper_in_make_env_counts(module, parent, monkeypatch):
     filtered = lambda env_id, **x: gym.wrappers.FilterObservation(make(env_id, **x), kept)  # noqa: E731
     monkeypatch.setattr(gym, "make", filtered)
     assert module.make_envs.keywords == {"make_env": module.make_env}
+    assert parts_of(module.__name__)[-1] is module.make_envs  # which main is given
     monkeypatch.setattr(module, "make_env", lambda *x: asked.append(x) or make_env(*x))
     agent = new_run(module, env_id="Embedded-v0").agent
     sizes = [layer.in_features for layer in agent.modules() if hasattr(layer, "in_features")]
