@@ -523,9 +523,10 @@ def parse_args(name: str, args_class, argv: list[str]):
     if asked.evaluate and settings:
         without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
         refuse_typed(asked, " ".join(sorted(without_effect)), "in an evaluation")
+    kinds = {field.name: field.type for field in fields(args_class)}
     flags = []  # so that tyro checks names and types; of a repeated flag the last one counts
     for field, value in settings.items():
-        if isinstance(value, bool):
+        if isinstance(value, bool) and kinds.get(field) in (bool, "bool"):
             flags.append(f"--{field}" if value else f"--no-{field}")
         elif isinstance(value, list):
             flags += [f"--{field}", *map(str, value)]
@@ -987,14 +988,14 @@ def as_declared(actions, space):
 
 
 def of_each(infos: dict, num_envs: int) -> list[dict]:
-    """What each environment said. Of others than ours gymnasium merges it into arrays by name, with
-    a mask `_name` beside each.
+    """What each environment said. Of others than ours, and in wrappers of all environments together,
+    gymnasium merges it into arrays by name, with a mask `_name` beside each.
     """
-    if 0 in infos:
-        return [infos[i] for i in range(num_envs)]
-    said = [{} for _ in range(num_envs)]
+    said = [dict(infos.get(i, {})) for i in range(num_envs)]
     for name, values in infos.items():
-        if name.startswith("_") or name in ("final_obs", "final_info"):
+        if name in range(num_envs) or name in ("final_obs", "final_info"):
+            continue
+        if name.startswith("_"):
             continue
         if isinstance(values, dict):
             values = of_each(values, num_envs)
@@ -1300,7 +1301,7 @@ class Run:
         again = asdict(parse_args(self.name, type(self.args), ["--resume", str(self.folder)]))
         for name in self.settings.keys() - {"config", "resume"}:
             if again[name] != self.settings[name]:
-                changed = f"{name}={self.settings[name]}, which becomes {again[name]}"
+                changed = f"{name}={self.settings[name]!r}, which becomes {again[name]!r}"
                 fail(f"a resume would check the arguments again, and change {changed}")
 
     def restore(self, saved: dict):

@@ -183,6 +183,20 @@ def test_text_that_looks_like_a_number_stays_as_it_is(tmp_path):
     assert (args.release, args.version) == (Path("2.0"), "1e3")
 
 
+@dataclass
+class Undecided(ppo.RunArgs):
+    wanted: bool | None = None
+
+
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_an_argument_may_be_true_false_or_none(tmp_path, wanted):
+    assert ppo.parse_args("ppo", Undecided, f"--wanted {wanted}".split()).wanted is wanted
+    saved = {"algo": "ppo", "args": {"wanted": wanted, "norm_obs": True, "anneal_lr": False}}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    args = ppo.parse_args("ppo", Undecided, "--evaluate .".split())
+    assert (args.wanted, args.norm_obs, args.anneal_lr) == (wanted, True, False)
+
+
 def test_a_date_of_a_table_comes_as_text(tmp_path):
     (tmp_path / "own.toml").write_text("[ppo]\nenv_kwargs = { start = 2024-01-01 }\n")
     assert json.loads(parse(ppo, ["--config", "own.toml"]).env_kwargs) == {"start": "2024-01-01"}

@@ -7,6 +7,7 @@ import json
 import weakref
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
@@ -252,6 +253,23 @@ def test_infos_of_other_vector_environments_are_of_each():
     infos = {"a": np.array([1, 0]), "_a": flags[0], "b": np.array([3, 4])}
     infos |= {"n": nested, "_n": flags[1]}
     assert ppo.of_each(infos, 2) == [{"a": 1, "b": 3}, {"b": 4, "n": {"x": 5}}]
+    ours = {0: {"mine": 6}, 1: {}, "final_info": {0: {"mine": 7}, 1: {}}}
+    assert ppo.of_each(ours | infos, 2)[0] == {"mine": 6, "a": 1, "b": 3}
+    assert ours[0] == {"mine": 6}
+
+
+@pytest.mark.parametrize("in_processes", [False, True])
+def test_what_a_wrapper_of_all_environments_says_reaches_the_run(in_processes):
+    run = new_run(ppo, num_envs=2, async_envs=in_processes)
+    run.envs = gym.wrappers.vector.RecordEpisodeStatistics(run.envs)
+    run.start(agent=run.agent)
+    ended = []
+    while not len(ended):
+        run.step(np.ones(2, np.int64))
+        ended = run.ended
+    assert run.infos[ended[0]]["episode"]["l"] == run.finished[0][1]
+    assert [i for i in range(2) if "episode" in run.infos[i]] == list(ended)
+    run.close()
 
 
 def test_images_take_all_threads_and_no_number_is_denormal():
