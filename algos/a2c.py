@@ -883,7 +883,11 @@ class Converted(gym.ObservationWrapper):
 
     def step(self, action):
         obs, *numbers, info = self.env.step(action)
-        reward, terminated, truncated = (np.asarray(x).item() for x in numbers)
+        try:
+            reward, terminated, truncated = (np.asarray(x).item() for x in numbers)
+        except ValueError as error:
+            must = "reward, terminated and truncated must be one number each"
+            raise ValueError(f"{must}, not {numbers}") from error
         return self.observation(obs), reward, terminated, truncated, info
 
 
@@ -1147,8 +1151,8 @@ def as_declared(actions, space):
 
 
 def of_each(infos: dict, num_envs: int) -> list[dict]:
-    """What each environment said. Of others than ours, and in wrappers of all environments together,
-    gymnasium merges it into arrays by name, with a mask `_name` beside each.
+    """What each environment said. Of others than ours gymnasium merges it into arrays by name, with
+    a mask `_name` beside each; so do wrappers of all environments together.
     """
     said = [dict(infos.get(i, {})) for i in range(num_envs)]
     for name, values in infos.items():
@@ -1413,6 +1417,8 @@ class Run:
 
     def lock_folder(self):
         """Ends the script if another run trains in the folder."""
+        if self.lock is not None:  # train was called again, as in a notebook
+            fail(f"this run has begun: close it, then resume {self.folder}")
         try:
             self.lock = os.open(self.folder, os.O_RDONLY)
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

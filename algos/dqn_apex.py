@@ -207,7 +207,7 @@ class Actor(dqn.Run):
                 truncated = ~terminated
             ends = terminated, truncated
             transitions.append((obs, actions, rewards, *ends, next_obs, self.obs))
-        errors = first_errors(self.agent, transitions, args, self.obs_space)
+        errors = first_errors(self.agent, transitions, args, self.obs_space, self.rng)
         return transitions, errors, self.finished
 
 
@@ -220,12 +220,12 @@ class Fragment(dqn.ReplayBuffer):
 
 
 @torch.no_grad()
-def first_errors(q_network, transitions: list, args: Args, obs_space):
+def first_errors(q_network, transitions: list, args: Args, obs_space, rng):
     """The sizes of a fragment's TD errors, (steps, envs), without a target network."""
     fragment = Fragment(args.fragment_steps, args.num_envs, obs_space)
     for transition in transitions:
         fragment.add(*transition)
-    batch = fragment.sample(None, args.n_step, args.gamma, None)
+    batch = fragment.sample(args.fragment_steps, args.n_step, args.gamma, rng)
     batch = {name: torch.as_tensor(array) for name, array in batch.items()}
     losses_of = dqn.dqn_losses if args.n_atoms == 1 else dqn.c51_losses
     _, errors, _ = losses_of(q_network, q_network, batch, args)

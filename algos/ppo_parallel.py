@@ -82,38 +82,48 @@ def train(args: Args, run: ppo.Run):
         share_episodes(run)
         return ppo.rollout_batch(agent, buffer, args, running_returns)
 
-    ppo.train(args, run, collect=collect, make_batch=make_batch, loss_of=shared_loss)
+    def loss_of(agent, minibatch, args, clip_coef):
+        return shared_loss(agent, minibatch, args, clip_coef, learned_beside(agent, run.parts))
+
+    ppo.train(args, run, collect=collect, make_batch=make_batch, loss_of=loss_of)
     from_all(torch.zeros(()))  # nobody leaves while another still waits for what it sent
     dist.destroy_process_group()
 
 
-def shared_loss(agent, minibatch, args, clip_coef):
+def learned_beside(agent, parts: dict) -> list:
+    """What the optimizers among the parts learn that is none of the agent's parameters."""
+    optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    own = set(agent.parameters())
+    return [parameter for group in groups for parameter in group if parameter not in own]
+
+
+def shared_loss(agent, minibatch, args, clip_coef, beside=()):
     """As ppo_loss; the log ratios are those of all ranks."""
     loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, args, clip_coef)
     # what is decided by their KL, such as when the epochs end, is decided alike
     log_ratio = from_all(log_ratio.detach()).flatten()
     like_loss = {"dtype": loss.dtype, "device": loss.device}  # a term may be a plain number
     terms = {name: torch.as_tensor(x, **like_loss).detach().clone() for name, x in terms.items()}
-    return SharedLoss(agent, loss, list(terms.values())), terms, log_ratio
+    return SharedLoss(agent, loss, list(terms.values()), beside), terms, log_ratio
 
 
 class SharedLoss:
     """A loss of which ppo.update uses backward() alone: here, before it clips the gradients, they
-    and the terms for the curves become their means over all ranks.
+    and the terms for the curves become their means over all ranks. `beside`: what learns besides.
     """
 
-    def __init__(self, agent, loss, terms: list):
-        self.agent = agent
+    def __init__(self, agent, loss, terms: list, beside=()):
+        self.learned = [p for p in (*agent.parameters(), *beside) if p.requires_grad]
         self.loss = loss
         self.terms = terms
 
     def backward(self):
         self.loss.backward()
-        parameters = [p for p in self.agent.parameters() if p.requires_grad]
-        for p in parameters:
+        for p in self.learned:
             if p.grad is None:  # another rank may have one: all must send as many numbers
                 p.grad = torch.zeros_like(p)
-        average([p.grad for p in parameters] + self.terms)
+        average([p.grad for p in self.learned] + self.terms)
 
 
 def average(tensors: list):
@@ -147,7 +157,8 @@ def num_ranks() -> int:
 
 def share_state(run):
     """All go on from what rank 0 has just saved or read, each with generators of its own."""
-    state = from_rank_0({name: part.state_dict() for name, part in run.parts.items()})
+    states = {name: part.state_dict() for name, part in run.parts.items()}
+    state = from_rank_0(ppo.without_numpy(states))
     if dist.get_rank() > 0:
         for name, part in run.parts.items():
             part.load_state_dict(state[name])
@@ -194,10 +205,9 @@ class RunningMoments(ppo.RunningMoments):
 class Agent(ppo.Agent):
     def __init__(self, args, obs_space, action_space):
         super().__init__(args, obs_space, action_space)
-        if args.norm_obs:
-            self.obs_moments = RunningMoments(obs_space.shape)
-        if args.norm_reward:
-            self.return_moments = RunningMoments(())
+        for module in self.modules():  # also those that an edit of ppo.py adds
+            if type(module) is ppo.RunningMoments:
+                module.__class__ = RunningMoments
 
 
 def make_agent(args, obs_space, action_space):

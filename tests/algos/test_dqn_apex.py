@@ -256,6 +256,21 @@ def test_what_an_actor_draws_by_torch_follows_from_the_seed_the_step_and_its_num
     assert len({drawn(), drawn(index=1), drawn(seed=2), drawn(step=6)}) == 4
 
 
+def test_a_sample_of_the_actor_s_own_fragment_knows_its_size_and_has_its_generator(monkeypatch):
+    """As the learner's has: for edits of dqn's sample."""
+    given = []
+    sample = dqn.ReplayBuffer.sample
+
+    def seen(buffer, *arguments):
+        given.append(arguments)
+        return sample(buffer, *arguments)
+
+    monkeypatch.setattr(dqn.ReplayBuffer, "sample", seen)
+    actor = small_actor(n_step=2, gamma=0.5)
+    actor.collect(weights_of(actor), 0, 1.0, True)
+    assert given == [(3 * ENVS, 2, 0.5, actor.rng)]
+
+
 def test_an_actor_goes_on_where_its_last_fragment_ended_until_it_is_told_to_begin():
     """Episodes of five steps; fragments of three."""
     actor = small_actor()

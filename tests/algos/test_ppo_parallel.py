@@ -187,6 +187,45 @@ def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
     assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], [3.5, 3.5], 6.0)] * 2
 
 
+def test_what_an_edit_adds_is_the_same_on_all_ranks(on_ranks):
+    """To a copy of ppo.py: moments in the agent, a module beside it that learns, and a learning
+    rate by NumPy. Across a checkpoint.
+    """
+
+    def edited(rank):
+        torch.manual_seed(rank)
+        model, start, ppo_loss = nn.Linear(4, 4), ppo.Agent.__init__, ppo.ppo_loss
+        rollout_batch, train = ppo.rollout_batch, ppo.train
+
+        def with_moments(agent, *arguments):
+            start(agent, *arguments)
+            agent.moments_of_returns = ppo.RunningMoments(())
+
+        def seen(agent, *arguments):
+            batch, running_returns = rollout_batch(agent, *arguments)
+            agent.moments_of_returns.update(batch["returns"])
+            return batch, running_returns
+
+        def with_a_model(agent, minibatch, *arguments):
+            loss, *others = ppo_loss(agent, minibatch, *arguments)
+            obs = minibatch["obs"]
+            return loss + ((model(obs) - obs) ** 2).mean(), *others
+
+        def with_an_optimizer(args, run, **hooks):
+            parameters = [*run.agent.parameters(), *model.parameters()]
+            optimizer = torch.optim.Adam(parameters, lr=np.float64(1e-2))
+            train(args, run, optimizer=optimizer, parts={"model": model}, **hooks)
+
+        ppo.Agent.__init__, ppo.rollout_batch, ppo.ppo_loss = with_moments, seen, with_a_model
+        ppo.train = with_an_optimizer
+        flags = "--num-envs 2 --num-steps 16 --total-timesteps 512 --checkpoint-frequency 256"
+        look = lambda run: (run.hash(), int(run.agent.moments_of_returns.count))  # noqa: E731
+        return *trained(f"{flags} --eval-episodes 1", look)(rank), model.weight.tolist()
+
+    first, second = on_ranks(2, edited)
+    assert first == second and first[1] == 512
+
+
 def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_ranks):
     """Three ranks, three updates, of 2, 3, 5 and more samples of 7 numbers."""
     rng = np.random.default_rng(0)

@@ -40,6 +40,15 @@ def test_dict_observations_are_flattened():
     assert env.step(4)[0].tolist() == pytest.approx([0.2, 0, 1, 0])
 
 
+def test_a_reward_of_several_numbers_is_named():
+    """As mo-gymnasium gives them."""
+    env = gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: np.ones(2))
+    env = ppo.Converted(env, np.asarray, env.observation_space)
+    env.reset()
+    with pytest.raises(ValueError, match=r"reward, .* must be one number each, not .array..1., 1"):
+        env.step(1)
+
+
 @pytest.mark.parametrize(
     "env_id",
     "Taxi-v4 Blackjack-v1 LunarLander-v3 HalfCheetah-v5 HalfCheetahBulletEnv-v0 "

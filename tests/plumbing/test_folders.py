@@ -69,6 +69,8 @@ def test_a_folder_has_one_writer(failure):
     run.start(agent=run.agent)
     said = failure(new_run, ppo, **TINY["ppo"], resume=str(run.folder))
     assert f"another run trains in {run.folder}" in said
+    said = failure(run.start, agent=run.agent)
+    assert f"this run has begun: close it, then resume {run.folder}" in said
     run.close()
     new_run(ppo, **TINY["ppo"], resume=str(run.folder)).close()
 
