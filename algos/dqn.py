@@ -1311,6 +1311,7 @@ class Run:
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name = name
         self.args = args
+        self.make_agent = make_agent
         self.evaluation_policy = evaluation_policy
         self.make_envs = make_envs
         self.step_count = 0
@@ -1368,6 +1369,7 @@ class Run:
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns = np.zeros(args.num_envs)  # of the episodes that run
         self.lengths = np.zeros(args.num_envs)
+        self.ended = np.zeros(0, np.int64)  # the environments whose episode the last step ended
         self.finished = []  # (return, length) of episodes since the last point of the curves
         self.scalars = {}  # since then, by name: sum and number
         self.best_return = -math.inf  # of the evaluations so far

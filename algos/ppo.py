@@ -206,6 +206,8 @@ def rollout_advantages(agent, buffer, values, next_values, args, running_returns
 def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
     """Epochs of gradient steps on a rollout. Returns scalars for the curves."""
     batch_size = len(batch["obs"])
+    rows = {name: len(tensor) for name, tensor in batch.items()}
+    assert set(rows.values()) == {batch_size}, rows
     num_steps = batch["advantages"].numel()  # not batch_size: in ppo_lstm.py a row is a sequence
     # a short last rollout has fewer minibatches: norm_adv's deviation takes two steps in each
     num_minibatches = max(1, min(args.num_minibatches, num_steps // 2))
@@ -221,7 +223,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
             for name, term in terms.items():
-                term = torch.as_tensor(term, device=agent.device)
+                term = torch.as_tensor(term, dtype=torch.float32, device=agent.device)
                 losses.setdefault(name, []).append(term.detach())
             log_ratios.append(log_ratio.detach())
         log_ratios = torch.cat(log_ratios)  # of one whole epoch
@@ -1319,6 +1321,7 @@ class Run:
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name = name
         self.args = args
+        self.make_agent = make_agent
         self.evaluation_policy = evaluation_policy
         self.make_envs = make_envs
         self.step_count = 0
@@ -1376,6 +1379,7 @@ class Run:
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns = np.zeros(args.num_envs)  # of the episodes that run
         self.lengths = np.zeros(args.num_envs)
+        self.ended = np.zeros(0, np.int64)  # the environments whose episode the last step ended
         self.finished = []  # (return, length) of episodes since the last point of the curves
         self.scalars = {}  # since then, by name: sum and number
         self.best_return = -math.inf  # of the evaluations so far

@@ -190,8 +190,9 @@ class Loss(nn.Module):
 
     def forward(self, minibatch, clip_coef):
         loss, terms, log_ratio = ppo.ppo_loss(self.agent, minibatch, self.args, clip_coef)
-        # a term may be a plain number, which vmap cannot return
-        terms = {name: torch.as_tensor(x, device=loss.device) for name, x in terms.items()}
+        # a term may be a plain number, which vmap cannot return, or a count, which has no mean
+        like_loss = {"dtype": loss.dtype, "device": loss.device}
+        terms = {name: torch.as_tensor(x, **like_loss) for name, x in terms.items()}
         return loss, terms, log_ratio
 
 
@@ -231,7 +232,7 @@ def make_run(args, folder, first):
         def try_evaluation(self):
             pass  # the first run has tried it
 
-    return Run(first.name, args, make_agent, first.evaluation_policy, first.make_envs)
+    return Run(first.name, args, first.make_agent, first.evaluation_policy, first.make_envs)
 
 
 def result_of(folder):

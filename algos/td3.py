@@ -262,6 +262,7 @@ class ReplayBuffer:
     def add(self, obs, actions, rewards, next_obs, terminated, truncated):
         """One step of every environment; each argument starts with the axis (num_envs,)."""
         n = len(rewards)
+        assert n == self.num_envs, (n, self.num_envs)  # sample finds later steps by it
         slots = np.arange(self.total, self.total + n) % self.capacity
         transition = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
         transition |= {"terminated": terminated, "truncated": truncated}
@@ -1139,6 +1140,7 @@ class Run:
     def __init__(self, name, args: RunArgs, make_agent, evaluation_policy, make_envs=make_envs):
         self.name = name
         self.args = args
+        self.make_agent = make_agent
         self.evaluation_policy = evaluation_policy
         self.make_envs = make_envs
         self.step_count = 0
@@ -1196,6 +1198,7 @@ class Run:
         self.checkpoint_steps = iterations * args.iteration_steps  # from one to the next
         self.returns = np.zeros(args.num_envs)  # of the episodes that run
         self.lengths = np.zeros(args.num_envs)
+        self.ended = np.zeros(0, np.int64)  # the environments whose episode the last step ended
         self.finished = []  # (return, length) of episodes since the last point of the curves
         self.scalars = {}  # since then, by name: sum and number
         self.best_return = -math.inf  # of the evaluations so far

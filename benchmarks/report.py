@@ -266,10 +266,14 @@ def same_numbers(run: dict, script: str | None) -> bool:
 
 @functools.cache
 def script_hash(algo: str) -> str | None:
-    """Of today's script, as args.json has it; None where there is none."""
-    if not is_script(algo):
+    """Of today's script, as args.json has it; None where there is none that can be imported."""
+    try:
+        if not is_script(algo):
+            return None
+        parent, args_class, *_ = parts_of(algo)
+    except Exception as error:  # whatever a reader's script raises
+        print(f"{algo}.py cannot be compared with its runs: {error!r}", file=sys.stderr)
         return None
-    parent, args_class, *_ = parts_of(algo)
     return parent.versions(args_class)["script"]
 
 

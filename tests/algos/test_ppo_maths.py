@@ -243,6 +243,24 @@ def test_kl_and_the_clipped_share_are_of_the_whole_last_epoch():
     assert found == pytest.approx(by_hand, rel=1e-4) and 0.1 < found[1] < 1
 
 
+def test_a_term_may_count_and_a_column_of_another_length_fails_at_once():
+    args, agent = ppo.Args(**SIZES, num_minibatches=7, update_epochs=2), make_agent()
+    batch = make_update_batch(agent, 35)
+
+    def update():
+        optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
+        return ppo.update(agent, optimizer, batch, args, 0.2, np.random.default_rng(0), loss_of)
+
+    def loss_of(agent, minibatch, *rest):
+        loss, terms, log_ratio = ppo.ppo_loss(agent, minibatch, *rest)
+        return loss, terms | {"rows": torch.tensor(len(minibatch["obs"]))}, log_ratio
+
+    assert update()["losses/rows"] == 5
+    batch["next_obs"] = torch.zeros(36, 3)
+    with pytest.raises(AssertionError, match="'next_obs': 36"):
+        update()
+
+
 def test_target_kl_ends_the_epochs():
     settings = dict(num_minibatches=5, update_epochs=9)
     scalars, steps = run_update(**settings, learning_rate=1e-2, target_kl=1e-3)

@@ -98,12 +98,29 @@ def test_dropout_and_batch_normalisation_are_for_learning_alone(train_seeds, mon
     assert np.abs(means[0] - means[1]).min() > 1e-4
 
 
+def test_every_seed_has_the_agent_that_main_was_given(tmp_path):
+    class Agent(ppo.Agent):
+        pass
+
+    def make_agent(args, obs_space, action_space):
+        return ppo.make_agent(args, obs_space, action_space, Agent)
+
+    args = ppo_seeds.Args(num_seeds=3, runs_dir=str(tmp_path), **CARTPOLE)
+    first = ppo.Run("own", args, make_agent, ppo.evaluation_policy)
+    first.start(agent=first.agent)
+    with contextlib.ExitStack() as stack:
+        runs, _ = ppo_seeds.make_runs(args, first, stack)
+        assert [type(run.agent) for run in runs.values()] == [Agent] * 3
+    first.close()
+
+
 def test_no_seed_depends_on_another_nor_on_what_a_loss_shows(train_seeds, monkeypatch):
     first, ppo_loss = train_seeds(num_seeds=3, **CARTPOLE), ppo.ppo_loss
 
     def with_a_plain_number(agent, minibatch, args, clip_coef):
         loss, terms, log_ratio = ppo_loss(agent, minibatch, args, clip_coef)
-        return loss, terms | {"clip_coef": clip_coef}, log_ratio
+        count = torch.tensor(len(minibatch["obs"]))
+        return loss, terms | {"clip_coef": clip_coef, "count": count}, log_ratio
 
     monkeypatch.setattr(ppo, "ppo_loss", with_a_plain_number)
     second = train_seeds(num_seeds=2, **CARTPOLE)

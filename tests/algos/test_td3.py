@@ -91,6 +91,14 @@ def test_columns_instead_of_vectors_fail_at_once(name):
         td3.q_losses(agent, target, batch, noise, td3.Args())
 
 
+def test_a_step_of_fewer_environments_than_the_buffer_is_of_fails_at_once():
+    """Such as a demonstrator's: later steps would be looked for num_envs rows further on."""
+    buffer = td3.ReplayBuffer(20, 3, 2, 1)
+    row = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32), np.zeros(1)
+    with pytest.raises(AssertionError, match=r"\(1, 3\)"):
+        buffer.add(*row, np.zeros((1, 2), np.float32), np.zeros(1), np.zeros(1))
+
+
 def test_each_dimension_has_its_own_bounds():
     agent, _ = agents()
     edges = agent.to_env(np.float32([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [-0.5, 0.5, 0.1]]))

@@ -247,6 +247,13 @@ def test_a_film_ends_with_the_first_episode():
     assert frames == ["frame"]
 
 
+def test_before_its_first_step_a_run_has_seen_no_episode_end():
+    """What hindsight asks where demonstrations are added."""
+    run = new_run(ppo)
+    assert len(run.ended) == 0
+    run.close()
+
+
 def test_infos_of_other_vector_environments_are_of_each():
     flags = np.array([[True, False], [False, True]])
     nested = {"x": np.array([0, 5]), "_x": flags[1]}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import load
 import numpy as np
 import pandas as pd
 import publish
@@ -203,7 +204,7 @@ def test_the_easiest_environment_comes_first():
     assert sorted(names, key=report.difficulty) == expected
 
 
-def test_a_cell_of_another_script_is_marked(results, tmp_path, monkeypatch):
+def test_a_cell_of_another_script_is_marked(results, tmp_path, monkeypatch, capsys):
     (cell,) = report.read_cells(report.RESULTS)
     for script, files in {
         "ppo_lstm": ["ppo", "ppo_lstm"],
@@ -211,6 +212,12 @@ def test_a_cell_of_another_script_is_marked(results, tmp_path, monkeypatch):
     }.items():
         code = b"".join((ROOT / "algos" / f"{file}.py").read_bytes() for file in files)
         assert report.script_hash(script) == hashlib.sha256(code).hexdigest()
+    monkeypatch.setattr(load, "__file__", str(tmp_path / "load.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, error in (("imports", "import not_there"), ("misspelt", "1 +")):
+        (tmp_path / f"{name}.py").write_text(f"import ppo\n{error}\nppo.main()\n")
+        assert report.script_hash(name) is None
+        assert f"{name}.py cannot be compared with its runs: " in capsys.readouterr().err
     for today, table in (("5c41", "ppo-mine"), (None, "ppo-mine"), ("07e4", "ppo-mine †")):
         monkeypatch.setattr(report, "script_hash", lambda algo, today=today: today)
         assert cell.marked_table == table
