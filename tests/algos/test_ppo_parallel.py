@@ -172,16 +172,19 @@ def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
 
 def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
     """Of (3, 4, 0) and (0, 0, -12), whose norms are clipped to 0.5 later: the mean by hand. The
-    loss of rank 1 alone has a term of more parameters.
+    loss of rank 1 alone has a term of more parameters. A frozen one gets no gradient, by which
+    AdamW would let it decay.
     """
     slopes = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, -12.0]])
 
     def backward(rank):
-        agent = nn.ParameterDict({"all": torch.zeros(3), "one": torch.zeros(2)})
+        frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        agent = nn.ParameterDict({"all": torch.zeros(3), "one": torch.zeros(2), "none": frozen})
         loss, term = (agent["all"] * slopes[rank]).sum(), torch.tensor(5.0 + 2 * rank)
         if rank == 1:
             loss = loss + 7 * agent["one"].sum()
         ppo_parallel.SharedLoss(agent, loss, [term]).backward()
+        assert frozen.grad is None
         return agent["all"].grad.tolist(), agent["one"].grad.tolist(), term.item()
 
     assert on_ranks(2, backward) == [([1.5, 2.0, -6.0], [3.5, 3.5], 6.0)] * 2
