@@ -1125,6 +1125,14 @@ def seed_generators(seed: int):
     np.random.seed(seed)
 
 
+@contextlib.contextmanager
+def torch_seeded(seed: int):
+    """Seeds torch's generator for environments, and gives it back to the agent as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 def env_seeds(num_envs: int, *entropy: int) -> list[int]:
     """Independent seeds that follow from `entropy`."""
     state = np.random.SeedSequence(entropy).generate_state(num_envs)
@@ -1138,7 +1146,8 @@ def reset(envs, *entropy: int):
     for name in ("single_action_space", "action_space"):  # whose sample() has its own generator
         if hasattr(envs, name):
             getattr(envs, name).seed(seeds[0])
-    return envs.reset(seed=seeds)
+    with torch_seeded(seeds[0]):
+        return envs.reset(seed=seeds)
 
 
 def as_declared(actions, space):
@@ -1363,8 +1372,10 @@ class Run:
 
     def new_envs(self, num_envs, *entropy, **keywords):
         """Environments, made after seeding what they may draw from on being made."""
-        seed_generators(env_seeds(1, self.args.seed, *entropy)[0])
-        return self.make_envs(self.args, num_envs, **keywords)
+        seed = env_seeds(1, self.args.seed, *entropy)[0]
+        seed_generators(seed)
+        with torch_seeded(seed):
+            return self.make_envs(self.args, num_envs, **keywords)
 
     def try_evaluation(self):
         """Ends the script now, rather than after hours of training, if what an evaluation plays in

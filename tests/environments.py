@@ -12,6 +12,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 
@@ -76,7 +77,10 @@ class Mixed(Clock):
 
 
 class Global(Clock):
-    """Rewards from the generators of Python and NumPy that a whole process shares."""
+    """Observations and rewards from the generators that a whole process shares."""
+
+    def observe(self):
+        return (super().observe() + torch.rand(1).numpy()) / 2
 
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
@@ -204,11 +208,11 @@ class Refused(Foreign):
 class Born(Clock):
     """Each world is drawn once, when it is made, from generators that a whole process shares."""
 
-    observation_space = Box(0, 1, (2,), np.float32)
+    observation_space = Box(0, 1, (3,), np.float32)
 
     def __init__(self, space=None):
         super().__init__(space=space)
-        self.worlds = [random.random(), np.random.random()]
+        self.worlds = [random.random(), np.random.random(), torch.rand(1).item()]
 
     def observe(self):
         return np.float32(self.worlds)

@@ -13,6 +13,7 @@ import environments
 import numpy as np
 import ppo
 import pytest
+import torch
 from conftest import ROOT, new_run, only_run, stopped, train, wait_for
 from load import load
 
@@ -221,12 +222,13 @@ def test_infos_that_no_process_can_send_end_no_run():
     run.close()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_is_drawn_when_an_environment_is_made_repeats_and_resumes(asynchronous):
-    """In processes, too: each has generators of its own."""
-    own = small("Born", checkpoint_frequency=64, async_envs=asynchronous)
+@pytest.mark.parametrize("name, asynchronous", [("Born", False), ("Born", True), ("Global", False)])
+def test_what_environments_draw_from_shared_generators_repeats_and_resumes(name, asynchronous):
+    """On being made, reset and stepped; in processes, too: each has generators of its own."""
+    own = small(name, checkpoint_frequency=64, async_envs=asynchronous)
     whole = train(ppo, **own)
     np.random.seed(5)
+    torch.manual_seed(5)
     again = train(ppo, **own)
     cut = stopped(new_run(ppo, **own), ppo.train, after=100)
     resumed = train(ppo, **own, resume=str(cut.folder))
