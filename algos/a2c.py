@@ -114,6 +114,8 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
     # for norm_reward: of each running episode the discounted rewards so far; no checkpoint keeps
     # them, since every episode ends there
     running_returns = np.zeros(args.num_envs)
+    if args.anneal_lr and any("initial_lr" in group for group in optimizer.param_groups):
+        fail("anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr")
     step = run.start(agent=agent, optimizer=optimizer, **(parts or {}))
     while step < args.total_timesteps:
         if args.anneal_lr:
@@ -204,10 +206,10 @@ def update(agent, optimizer, batch, args, loss_of):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
-    scalars = {name: torch.as_tensor(term).detach() for name, term in terms.items()}
     values = batch["values"].cpu().numpy()
     returns = batch["returns"].cpu().numpy()
-    scalars["explained_variance"] = explained_variance(values, returns)
+    scalars = {"explained_variance": explained_variance(values, returns)}
+    scalars |= {name: torch.as_tensor(term).detach() for name, term in terms.items()}
     return {f"losses/{name}": value for name, value in scalars.items()}
 
 
@@ -243,7 +245,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     rewards, values, next_values (of the true successors, before a reset), terminated (the task
     ended) and truncated (a time limit cut the episode), all (steps, envs) -> A_t, (steps, envs).
     """
-    assert rewards.shape == values.shape == next_values.shape == terminated.shape == truncated.shape
+    shapes = [x.shape for x in (rewards, values, next_values, terminated, truncated)]
+    assert len(set(shapes)) == 1, shapes
     next_values = np.where(terminated, 0, next_values)  # not by a product: 0 * NaN is NaN
     deltas = rewards + gamma * next_values - values
     decays = gamma * gae_lambda * ~(terminated | truncated)
@@ -535,9 +538,9 @@ def channels_first(image):
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
-        if keywords.get("render_mode") == "human":
+        keywords = json.loads(args.env_kwargs) | keywords
+        if keywords.pop("render_mode", None) == "human":  # of others AtariEnvs.render needs none
             fail(f"{args.env_id} opens no window, but --capture-video films it")
-        keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
             return make_games(args, num_envs, training, **keywords)
     return side_by_side(args, num_envs, make_env, keywords)
@@ -565,6 +568,8 @@ def make_games(args, num_envs: int, training: bool, **env_kwargs):
         "repeat_action_probability": args.sticky_actions,
         "autoreset_mode": SAME_STEP,
     }
+    if taken := ", ".join(sorted(settings.keys() & env_kwargs.keys())):
+        fail(f"environment {args.env_id}: {taken} follows from the script's own arguments")
     # no-ops at the start, four frames to an action, the last four of them stacked
     envs = gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings | env_kwargs)
     return AtariEnvs(envs)
@@ -769,7 +774,7 @@ def blamed_on(source: str, check):
 def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     """What --config, --resume or --evaluate name: where it stands, and the settings."""
     folder = args.evaluate if args.resume is None else args.resume
-    if folder and folder.endswith(".npz"):  # without args.json beside it settings are typed
+    if folder and is_weights(folder):  # without args.json beside it settings are typed
         folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
     if args.config is not None:
         return table_of(args.config, name)
@@ -788,6 +793,10 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     # an old run may have a flag that is gone by now: it matters only if it was on
     kept = [key for key in settings if settings[key] or hasattr(args, key)]
     return str(path), {key: settings[key] for key in kept if key not in left_out}
+
+
+def is_weights(path) -> bool:
+    return Path(path).suffix == ".npz" and not Path(path).is_dir()
 
 
 def table_of(config: str, name: str) -> tuple[str, dict]:
@@ -925,13 +934,13 @@ def one_line_errors(env_id: str, keywords: dict):
         unknown = any(f"argument '{name}'" in str(cause) for name in keywords)
         if not unknown and package != "gymnasium":
             raise  # a bug of the environment's own
-        fail(f"environment {env_id} with {keywords}: {cause}")
+        fail(f"environment {env_id} with {keywords}: {type(cause).__name__}: {cause}")
 
 
 def side_by_side(args, num_envs: int, make_env, keywords: dict):
     """Environments by make_env, stepped one after the other, or with --async-envs in processes."""
     filmed = "render_mode" in keywords  # the pictures would have to come from those processes
-    keywords = keywords | json.loads(args.env_kwargs)
+    keywords = json.loads(args.env_kwargs) | keywords
 
     def make():
         return make_env(args.env_id, **keywords)
@@ -1350,9 +1359,12 @@ class Run:
         self.settings = asdict(args)  # from here on a script may change its arguments
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
         self.agent.device = self.device
+        self.names = set(self.agent.state_dict())
         self.bounds = {}  # in weights.npz, so that it says what its actions mean
         if isinstance(action_space, gym.spaces.Box):
             self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
+        if taken := ", ".join(sorted(self.names & self.bounds.keys())):
+            fail(f"the agent's {taken} must have another name: weights.npz has bounds by it")
         if (given := args.evaluate or args.init_weights) and not args.resume:
             path = Path(given)
             path = path / "weights.npz" if path.is_dir() else path
@@ -1443,7 +1455,8 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
-        self.refuse_forgotten([x for x in parts.values() if hasattr(x, "param_groups")])
+        if error := self.forgotten(parts):
+            fail(error)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 fail(f"{name} goes into checkpoints, so it needs state_dict and load_state_dict")
@@ -1497,14 +1510,23 @@ class Run:
         except Exception as error:
             fail(f"{path}: {type(error).__name__}: {error}")
 
-    def refuse_forgotten(self, optimizers: list):
-        """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
+    def forgotten(self, parts: dict) -> str:
+        """Says so if a parameter of the agent is in no optimizer: it would never learn."""
+        optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         learned = {id(parameter) for group in groups for parameter in group}
         for name, parameter in self.agent.named_parameters():
             if learned and parameter.requires_grad and id(parameter) not in learned:
                 how = "if it is not to learn, call its requires_grad_(False)"
-                fail(f"{name} is in no optimizer that run.start is given: {how}")
+                return f"{name} is in no optimizer that run.start is given: {how}"
+        return ""
+
+    def refuse_changes(self):
+        """Ends a run whose agent has changed since it was made: it would not learn, or not load."""
+        if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
+            raise RuntimeError(f"the agent must have {other} from the start or not at all")
+        if error := self.forgotten(self.parts):
+            raise RuntimeError(error)
 
     def warn_of_unsaved(self):
         """Says in a line if an optimizer learns a tensor that no part keeps."""
@@ -1592,6 +1614,7 @@ class Run:
         ends = step >= self.args.total_timesteps
         self.log(scalars)
         if saves or ends or self.due(self.args.log_frequency):
+            self.refuse_changes()
             self.write_curves(step)
         if self.due(self.args.eval_frequency) and not ends:
             self.log_evaluation()
@@ -1612,13 +1635,14 @@ class Run:
 
     def write_curves(self, step: int):
         """Writes a point of each curve, the mean since the last one."""
-        means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
-        means["charts/SPS"] = step / (time.perf_counter() - self.started)
+        means = {"charts/SPS": step / (time.perf_counter() - self.started)}
         if self.finished:
             episodic_return, episodic_length = np.mean(self.finished, axis=0)
             means["charts/episodic_return"] = episodic_return
             means["charts/episodic_length"] = episodic_length
             self.bar.set_postfix_str(f"return {episodic_return:.1f}", refresh=False)
+        for name, (total, count) in self.scalars.items():
+            means[name] = float(total) / count
         self.finished = []
         self.scalars = {}
         for name, value in means.items():

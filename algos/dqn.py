@@ -142,6 +142,8 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
     losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
     # steps until epsilon is at its end; at least 1, by which linear_schedule divides
     explored = args.exploration_steps or max(1, args.exploration_fraction * args.total_timesteps)
+    if args.anneal_lr and any("initial_lr" in group for group in optimizer.param_groups):
+        fail("anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr")
     learners = {"agent": q_network, "target": target_q_network, "optimizer": optimizer}
     step = run.start(**learners, buffer=buffer, **(parts or {}))
     while step < args.total_timesteps:
@@ -186,7 +188,7 @@ def update(q_network, target_q_network, optimizer, batch, args, losses_of):
     loss.backward()
     nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
     optimizer.step()
-    scalars["td_loss"] = loss
+    scalars = {"td_loss": loss} | scalars
     return {f"losses/{name}": torch.as_tensor(x).detach() for name, x in scalars.items()}
 
 
@@ -294,6 +296,7 @@ class ReplayBuffer:
         self.slots = self.length + stack
         self.num_envs = num_envs
         self.total = 0  # steps added so far
+        self.newest = None  # what is to follow the step added last
         shape = (self.slots, num_envs)
         if stack == 1:
             self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
@@ -313,6 +316,8 @@ class ReplayBuffer:
         assert actions.shape == rewards.shape == (self.num_envs,), (actions.shape, rewards.shape)
         assert terminated.shape == truncated.shape == (self.num_envs,), terminated.shape
         assert obs.shape == next_obs.shape == following_obs.shape, (obs.shape, next_obs.shape)
+        self.require_successor(obs)
+        self.newest = terminated | truncated, following_obs
         t = self.total % self.slots
         self.obs[t] = obs  # already there, as the last following_obs, except at a start or resume
         self.obs[(t + 1) % self.slots] = following_obs
@@ -325,6 +330,15 @@ class ReplayBuffer:
             if truncated[env] and not terminated[env]:
                 self.final_obs[t, env] = next_obs[env].copy()
         self.total += 1
+
+    def require_successor(self, obs):
+        """The next step's observation is where the last one led to, unless that was an end."""
+        if self.newest is None or obs is self.newest[1]:
+            return
+        ended, following_obs = self.newest
+        same = (obs == following_obs) | (obs != obs)  # NaN differs from itself
+        if not same[~ended].all():
+            raise ValueError("obs must be the last step's following_obs, or that step truncated")
 
     def draw(self, batch_size, rng):
         """Steps for a minibatch, uniformly: their ages, 1 for the newest, and environments."""
@@ -548,9 +562,9 @@ def channels_first(image):
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
-        if keywords.get("render_mode") == "human":
+        keywords = json.loads(args.env_kwargs) | keywords
+        if keywords.pop("render_mode", None) == "human":  # of others AtariEnvs.render needs none
             fail(f"{args.env_id} opens no window, but --capture-video films it")
-        keywords = json.loads(args.env_kwargs)  # without render_mode: AtariEnvs.render needs none
         with one_line_errors(args.env_id, keywords):
             return make_games(args, num_envs, training, **keywords)
     return side_by_side(args, num_envs, make_env, keywords)
@@ -578,6 +592,8 @@ def make_games(args, num_envs: int, training: bool, **env_kwargs):
         "repeat_action_probability": args.sticky_actions,
         "autoreset_mode": SAME_STEP,
     }
+    if taken := ", ".join(sorted(settings.keys() & env_kwargs.keys())):
+        fail(f"environment {args.env_id}: {taken} follows from the script's own arguments")
     # no-ops at the start, four frames to an action, the last four of them stacked
     envs = gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings | env_kwargs)
     return AtariEnvs(envs)
@@ -782,7 +798,7 @@ def blamed_on(source: str, check):
 def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     """What --config, --resume or --evaluate name: where it stands, and the settings."""
     folder = args.evaluate if args.resume is None else args.resume
-    if folder and folder.endswith(".npz"):  # without args.json beside it settings are typed
+    if folder and is_weights(folder):  # without args.json beside it settings are typed
         folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
     if args.config is not None:
         return table_of(args.config, name)
@@ -801,6 +817,10 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     # an old run may have a flag that is gone by now: it matters only if it was on
     kept = [key for key in settings if settings[key] or hasattr(args, key)]
     return str(path), {key: settings[key] for key in kept if key not in left_out}
+
+
+def is_weights(path) -> bool:
+    return Path(path).suffix == ".npz" and not Path(path).is_dir()
 
 
 def table_of(config: str, name: str) -> tuple[str, dict]:
@@ -938,13 +958,13 @@ def one_line_errors(env_id: str, keywords: dict):
         unknown = any(f"argument '{name}'" in str(cause) for name in keywords)
         if not unknown and package != "gymnasium":
             raise  # a bug of the environment's own
-        fail(f"environment {env_id} with {keywords}: {cause}")
+        fail(f"environment {env_id} with {keywords}: {type(cause).__name__}: {cause}")
 
 
 def side_by_side(args, num_envs: int, make_env, keywords: dict):
     """Environments by make_env, stepped one after the other, or with --async-envs in processes."""
     filmed = "render_mode" in keywords  # the pictures would have to come from those processes
-    keywords = keywords | json.loads(args.env_kwargs)
+    keywords = json.loads(args.env_kwargs) | keywords
 
     def make():
         return make_env(args.env_id, **keywords)
@@ -1363,9 +1383,12 @@ class Run:
         self.settings = asdict(args)  # from here on a script may change its arguments
         self.agent = make_agent(args, self.obs_space, action_space).to(self.device)
         self.agent.device = self.device
+        self.names = set(self.agent.state_dict())
         self.bounds = {}  # in weights.npz, so that it says what its actions mean
         if isinstance(action_space, gym.spaces.Box):
             self.bounds = {"action_low": action_space.low, "action_high": action_space.high}
+        if taken := ", ".join(sorted(self.names & self.bounds.keys())):
+            fail(f"the agent's {taken} must have another name: weights.npz has bounds by it")
         if (given := args.evaluate or args.init_weights) and not args.resume:
             path = Path(given)
             path = path / "weights.npz" if path.is_dir() else path
@@ -1456,7 +1479,8 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
-        self.refuse_forgotten([x for x in parts.values() if hasattr(x, "param_groups")])
+        if error := self.forgotten(parts):
+            fail(error)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 fail(f"{name} goes into checkpoints, so it needs state_dict and load_state_dict")
@@ -1510,14 +1534,23 @@ class Run:
         except Exception as error:
             fail(f"{path}: {type(error).__name__}: {error}")
 
-    def refuse_forgotten(self, optimizers: list):
-        """Ends the script if a parameter of the agent is in no optimizer: it would never learn."""
+    def forgotten(self, parts: dict) -> str:
+        """Says so if a parameter of the agent is in no optimizer: it would never learn."""
+        optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         learned = {id(parameter) for group in groups for parameter in group}
         for name, parameter in self.agent.named_parameters():
             if learned and parameter.requires_grad and id(parameter) not in learned:
                 how = "if it is not to learn, call its requires_grad_(False)"
-                fail(f"{name} is in no optimizer that run.start is given: {how}")
+                return f"{name} is in no optimizer that run.start is given: {how}"
+        return ""
+
+    def refuse_changes(self):
+        """Ends a run whose agent has changed since it was made: it would not learn, or not load."""
+        if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
+            raise RuntimeError(f"the agent must have {other} from the start or not at all")
+        if error := self.forgotten(self.parts):
+            raise RuntimeError(error)
 
     def warn_of_unsaved(self):
         """Says in a line if an optimizer learns a tensor that no part keeps."""
@@ -1605,6 +1638,7 @@ class Run:
         ends = step >= self.args.total_timesteps
         self.log(scalars)
         if saves or ends or self.due(self.args.log_frequency):
+            self.refuse_changes()
             self.write_curves(step)
         if self.due(self.args.eval_frequency) and not ends:
             self.log_evaluation()
@@ -1625,13 +1659,14 @@ class Run:
 
     def write_curves(self, step: int):
         """Writes a point of each curve, the mean since the last one."""
-        means = {name: float(total) / count for name, (total, count) in self.scalars.items()}
-        means["charts/SPS"] = step / (time.perf_counter() - self.started)
+        means = {"charts/SPS": step / (time.perf_counter() - self.started)}
         if self.finished:
             episodic_return, episodic_length = np.mean(self.finished, axis=0)
             means["charts/episodic_return"] = episodic_return
             means["charts/episodic_length"] = episodic_length
             self.bar.set_postfix_str(f"return {episodic_return:.1f}", refresh=False)
+        for name, (total, count) in self.scalars.items():
+            means[name] = float(total) / count
         self.finished = []
         self.scalars = {}
         for name, value in means.items():

@@ -28,8 +28,8 @@ def load(path, num_envs: int = 1, **keywords):
 
     Of what the folder names only the environment is executed: its module is imported.
     """
-    folder = Path(path).parent if Path(path).suffix == ".npz" else Path(path)
-    name = algo_of(folder)
+    is_weights = Path(path).suffix == ".npz" and not Path(path).is_dir()
+    name = algo_of(Path(path).parent if is_weights else Path(path))
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_beside(name)
     args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
     args.async_envs = False  # so that a caller can look into them

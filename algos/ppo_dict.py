@@ -147,6 +147,8 @@ make_envs = partial(ppo.make_envs, make_env=make_env)
 def make_agent(args, obs_space, action_space):
     if not isinstance(obs_space, Packed):  # of games, which make_env does not make
         ppo.fail(f"observations must be a Dict or Tuple with images, not {obs_space}")
+    if args.norm_obs and all(is_image(part) for _, part in ppo.parts_of(obs_space.space, "")):
+        ppo.fail(f"norm_obs is for vectors, and {obs_space.space} has none")
     vectors = gym.spaces.Box(-np.inf, np.inf, (obs_space.vector_size,), np.float32)
     return ppo.make_agent(args, vectors, action_space, partial(Agent, packed=obs_space))
 

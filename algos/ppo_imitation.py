@@ -171,7 +171,7 @@ def name_of_run(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--evaluate", default="")
     path = Path(parser.parse_known_args(argv)[0].evaluate)
-    about = (path.parent if path.suffix == ".npz" else path) / "args.json"
+    about = (path.parent if ppo.is_weights(path) else path) / "args.json"
     try:
         return "ppo" if json.loads(about.read_bytes())["algo"] == "ppo" else "ppo_imitation"
     except (OSError, ValueError, LookupError, TypeError):  # which is said when it is read again

@@ -42,10 +42,14 @@ make_envs = partial(ppo.make_envs, make_env=make_env)
 def embedding_size(args, num_actions: int, make_env) -> int:
     """k of avail_actions, 0 without them. Ends the script where observations are not as above."""
     with make_env(args.env_id, **json.loads(args.env_kwargs)) as env:
-        space = env.observation_space
+        flat = env.observation_space
+        space = flat
         while isinstance(env, gym.Wrapper) and not isinstance(space, gym.spaces.Dict):
             env = env.env  # down to what make_env flattens, its parts in this order
             space = env.observation_space
+    if flat.shape != (gym.spaces.flatdim(space),):
+        below = "put wrappers below what flattens them"
+        ppo.fail(f"{args.env_id}: the mask is not found in observations {flat}: {below}")
     parts = space.items() if isinstance(space, gym.spaces.Dict) else ()
     numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of other spaces it makes one-hots
     shapes = {name: part.shape if isinstance(part, numbers) else None for name, part in parts}
@@ -74,7 +78,9 @@ def masked(logits, mask):
 
 
 def require_valid_action(mask):
-    """(num_envs, n): to act on the other rows would be to guess."""
+    """(num_envs, n), 0 or 1: to act on other rows would be to guess."""
+    if not np.isin(mask, (0, 1)).all():
+        raise ValueError(f"an action_mask must be of 0 and 1, not {mask}")
     blocked = np.flatnonzero(~(mask > 0).any(axis=1))
     if len(blocked) > 0:
         raise ValueError(f"no action is valid in the action_mask of environments {blocked}")

@@ -259,7 +259,7 @@ def maker(env_id):
 def make_envs(args, num_envs, training=True, **keywords):
     """As many worlds as have num_envs agents together."""
     make = maker(args.env_id)
-    keywords |= json.loads(args.env_kwargs)
+    keywords = json.loads(args.env_kwargs) | keywords
     if args.num_agents is not None:
         if "num_agents" in keywords:
             ppo.fail(f"num_agents={args.num_agents} is also in env_kwargs={args.env_kwargs}")

@@ -241,7 +241,7 @@ class FollowingRun(ppo.Run):
         return self.step_count
 
 
-def follow():
+def follow(args_class, make_agent, train, make_envs):
     """What a rank but the first does: it trains as rank 0 was told to."""
     ppo.on_sigterm(ppo.interrupt)
     try:
@@ -250,7 +250,7 @@ def follow():
         return
     own = {"seed": rank_seed(told["args"]["seed"], dist.get_rank())}
     own |= {"resume": None, "init_weights": None, "capture_video": False}  # rank 0 alone reads
-    args = Args(**told["args"] | own)
+    args = args_class(**told["args"] | own)
     args.first_step = told["step"]
     run = FollowingRun("ppo_parallel", args, make_agent, ppo.evaluation_policy, make_envs)
     try:
@@ -264,8 +264,10 @@ def rank_seed(seed: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, 0, 2, rank]).generate_state(1)[0])
 
 
-def join():
-    """Meets the others, if torch.distributed.run has started this process. Rank 0 comes back."""
+def join(args_class, make_agent, train, make_envs):
+    """Meets the others, if torch.distributed.run has started this process. Rank 0 comes back, for
+    `main`; the others train by what they are given here.
+    """
     if "RANK" not in os.environ:
         return
     processes = f"--nproc-per-node={on_this_machine('WORLD_SIZE')}"
@@ -279,7 +281,7 @@ def join():
     from_all(torch.zeros(()))  # nobody leaves while another is still being connected
     if dist.get_rank() > 0:
         with contextlib.suppress(KeyboardInterrupt):  # rank 0 says what was stopped
-            follow()
+            follow(args_class, make_agent, train, make_envs)
         sys.exit()
 
 
@@ -289,5 +291,5 @@ def on_this_machine(name: str) -> str:
 
 
 if __name__ == "__main__":
-    join()
+    join(Args, make_agent, train, make_envs)
     ppo.main("ppo_parallel", Args, make_agent, train, ppo.evaluation_policy, make_envs)

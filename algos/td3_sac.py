@@ -80,7 +80,8 @@ def update_critics(agent, target, optimizers, batch, noise, args):
 
 def update_actor(agent, optimizers, obs, noise, args):
     """One step of the actor and one of the temperature. noise: normal. Returns scalars."""
-    loss, log_probs = policy_loss(agent, obs, noise, args)
+    with td3.frozen(agent.critics):
+        loss, log_probs = policy_loss(agent, obs, noise, args)
     td3.descend(optimizers["actor_optimizer"], loss)
     scalars = {"losses/actor_loss": loss.detach(), "losses/entropy": -log_probs.mean()}
     scalars["losses/alpha"] = agent.alpha()

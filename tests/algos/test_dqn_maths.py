@@ -231,6 +231,26 @@ def test_the_buffer_against_a_plain_list(num_envs, n_step, stack):
                 np.testing.assert_array_equal(sample["next_obs"][row], next_obs)
 
 
+def test_a_step_that_does_not_follow_the_last_one_is_refused():
+    """Its observation would become the last one's successor; here of data in no order."""
+    obs = np.arange(10, dtype=np.float32).reshape(5, 2, 1)
+    obs[3, 0] = np.nan  # where nothing was measured, for example
+    none, actions = np.zeros(2, np.bool_), np.zeros(2, np.int64)
+
+    def add(buffer, t, next_obs, ends=none):
+        buffer.add(obs[t].copy(), actions, np.zeros(2, np.float32), none, ends, next_obs, next_obs)
+
+    buffer = dqn.ReplayBuffer(22, 2, gym.spaces.Box(0, 9, (1,), np.float32))
+    for t in range(4):
+        add(buffer, t, obs[t + 1])
+    add(buffer, 4, obs[3], ends=np.array([False, True]))
+    with pytest.raises(ValueError, match="or that step truncated"):
+        add(buffer, 0, obs[1])
+    add(buffer, 3, obs[4], ends=~none)
+    add(buffer, 0, obs[1])
+    assert buffer.total == 7
+
+
 def test_a_field_that_an_edit_adds_is_in_checkpoints():
     buffers = [dqn.ReplayBuffer(6, 2, gym.spaces.Box(-1, 1, (5,), np.float32)) for _ in range(2)]
     for buffer in buffers:

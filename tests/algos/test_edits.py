@@ -268,6 +268,74 @@ def test_a_parameter_that_no_optimizer_has_is_refused(edited, failure):
     assert trained(edited("td3", (ACTOR, f"{ACTOR}; {scale}.requires_grad_(False)")))
 
 
+CHANGED = {  # an edit of ppo by which a part of the agent would not learn, or not be loaded
+    "a new layer": ("initialise(nn.Linear(64, 1), 1.0)", "agent.critic[-1]", "critic.4.weight"),
+    "a layer more": ("nn.Linear(64, 1)", "agent.late", "late.bias, late.weight"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_agent_that_is_changed_while_it_trains_is_refused(change, edited):
+    layer, place, named = CHANGED[change]
+    run = begun(edited("ppo", (LOOP, f"{LOOP}        {place} = {layer}\n")))
+    with pytest.raises(RuntimeError, match=named):
+        run.module.train(run.args, run)
+
+
+def test_a_layer_that_is_unfrozen_but_in_no_optimizer_is_refused(edited):
+    learned = "Adam([p for p in agent.parameters() if p.requires_grad], **adam)"
+    module = edited(
+        "ppo",
+        change_network("ppo", "NET[0].requires_grad_(False)"),
+        ("Adam(agent.parameters(), **adam)", learned),
+        (LOOP, f"{LOOP}        agent.actor.requires_grad_(step >= 256)\n"),
+    )
+    run = begun(module)
+    with pytest.raises(RuntimeError, match=r"actor\.0\.weight is in no optimizer"):
+        module.train(run.args, run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_names_that_weights_npz_has_for_bounds_are_refused(script, edited, failure):
+    if script == "dqn":  # which takes no actions with bounds
+        return
+    line, _ = NETWORKS[script]
+    module = edited(script, (line, f"{line}; self.action_low = nn.Parameter(torch.zeros(1))"))
+    said = failure(begun, module, env_id="Pendulum-v1")
+    assert "the agent's action_low must have another name" in said
+
+
+@pytest.mark.parametrize("script", ["ppo", "a2c", "dqn"])
+def test_a_scheduler_beside_annealing_is_refused(script, edited, failure):
+    first = "    first_rates = ["
+    scheduler = "    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / 10)\n"
+    run = begun(edited(script, (first, scheduler + first)))
+    assert "add --no-anneal-lr" in failure(run.module.train, run.args, run)
+    assert run.folder is None
+
+
+OF_ONE_S_OWN = {  # a term of the loss that is named as a curve that there is
+    "ppo": ('"entropy": entropy}, log', '"entropy": entropy, "approx_kl": 7.0}, log', "approx_kl"),
+    "a2c": (
+        "terms = loss_of(agent, batch, args)\n",
+        'terms = loss_of(agent, batch, args)\n    terms["explained_variance"] = 7.0\n',
+        "explained_variance",
+    ),
+    "dqn": ('.abs(), {"q_values"', '.abs(), {"td_loss": 7.0, "q_values"', "td_loss"),
+}
+
+
+@pytest.mark.parametrize("script", OF_ONE_S_OWN)
+def test_curves_of_one_s_own_replace_others_of_their_names(script, edited):
+    before, after, name = OF_ONE_S_OWN[script]
+    end = "step = run.step_count" if script == "dqn" else "step = run.end_iteration(scalars)"
+    logged = f'run.log({{"charts/episodic_return": 8.0}}); {end}'
+    run = trained(edited(script, (before, after), (end, logged)))
+    points = curves(run)
+    assert {*points["charts/episodic_return"].values()} == {8.0}
+    assert {*points[f"losses/{name}"].values()} == {7.0}
+
+
 def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
     for parts in ({}, {"beside": nn.Linear(3, 2)}):
         run = new_run(ppo, **SETTINGS["ppo"])

@@ -153,6 +153,17 @@ def test_a_wrapper_in_make_env_counts(module, parent, monkeypatch):
     assert (agent.k, sizes[0]) == (0, M) and asked == [("Embedded-v0",)]
 
 
+@pytest.mark.parametrize("module", [ppo_mask, dqn_mask])
+def test_a_wrapper_that_moves_the_mask_is_refused(module, monkeypatch, failure):
+    def make_env(env_id):
+        return gym.wrappers.FlattenObservation(
+            gym.wrappers.FrameStackObservation(ppo.make_env(env_id), 4)
+        )
+
+    monkeypatch.setattr(module, "make_env", make_env)
+    assert "put wrappers below" in failure(new_run, module, env_id="Masked-v0")
+
+
 @pytest.mark.parametrize("name", ["ppo_mask", "dqn_mask"])
 def test_other_spaces_are_refused(refused, name):
     for env_id in (*WRONG, "CartPole-v1"):
@@ -218,6 +229,8 @@ def test_a_mask_without_a_valid_action_ends_the_run(name, parent, monkeypatch):
 def test_each_mask_needs_a_valid_action():
     with pytest.raises(ValueError, match=r"of environments \[1\]"):
         ppo_mask.require_valid_action(np.array([[0, 1, 0], [0, 0, 0]]))
+    with pytest.raises(ValueError, match="of 0 and 1"):  # of a wrapper that normalises, perhaps
+        ppo_mask.require_valid_action(np.array([[0, 0.9, 0.1]]))
 
 
 def test_a_last_observation_may_have_no_valid_action_and_no_numbers():

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -77,14 +78,20 @@ def result(folder, rank, status):
     return Result(status, *((folder / f"{name}-{rank}").read_text() for name in ("out", "err")))
 
 
+def parts():
+    """What ppo_parallel.join is given."""
+    names = ("Args", "make_agent", "train", "make_envs")
+    return tuple(getattr(ppo_parallel, name) for name in names)
+
+
 def script(flags):
     """A function for on_ranks: what the script does when it is started."""
 
     def run(rank):
         sys.argv = ["ppo_parallel.py", *flags.split()]
-        ppo_parallel.join()
-        parts = ppo_parallel.make_agent, ppo_parallel.train, ppo.evaluation_policy
-        ppo.main("ppo_parallel", ppo_parallel.Args, *parts)
+        ppo_parallel.join(*parts())
+        args_class, make_agent, train, make_envs = parts()
+        ppo.main("ppo_parallel", args_class, make_agent, train, ppo.evaluation_policy, make_envs)
         sys.exit(0)
 
     return run
@@ -97,11 +104,11 @@ def trained(flags, look=lambda run: run.hash()):
         seen, train = [], ppo_parallel.train
         ppo_parallel.train = lambda args, run: seen.append(run) or train(args, run)
         if rank > 0:
-            ppo_parallel.follow()
+            ppo_parallel.follow(*parts())
         else:
             args = parse(ppo_parallel, flags.split())
-            parts = ppo_parallel.make_agent, ppo.evaluation_policy
-            run = ppo.Run("ppo_parallel", args, *parts)
+            own = ppo_parallel.make_agent, ppo.evaluation_policy, ppo_parallel.make_envs
+            run = ppo.Run("ppo_parallel", args, *own)
             ppo_parallel.train(args, run)
             run.finish()
         return look(seen[0])
@@ -400,11 +407,31 @@ def test_what_it_cannot_take_is_said_once_and_in_a_line(on_ranks, tmp_path, flag
 
 def test_the_line_that_resumes_starts_as_many(on_ranks):
     def launcher(rank):
-        ppo_parallel.join()  # from which rank 1 does not come back
+        ppo_parallel.join(*parts())  # from which rank 1 does not come back
         return ppo.Run.launcher
 
     first, _ = on_ranks(2, launcher, group=False)
     assert first == ("python", "-m", "torch.distributed.run", "--nproc-per-node=2")
+
+
+def test_a_variant_has_its_own_arguments_and_training_on_all_ranks(on_ranks):
+    @dataclass
+    class Args(ppo_parallel.Args):
+        bonus: float = 0.5
+
+    def train(args, run):
+        print("bonus", args.bonus, flush=True)
+        ppo_parallel.train(args, run)
+
+    def variant(rank):
+        flags = "--num-envs 2 --total-timesteps 256 --eval-episodes 2 --bonus 0.25"
+        sys.argv = ["ppo_variant.py", *flags.split()]
+        ppo_parallel.join(Args, ppo_parallel.make_agent, train, ppo_parallel.make_envs)
+        ppo.main("ppo_variant", Args, ppo_parallel.make_agent, train, ppo.evaluation_policy)
+        sys.exit(0)
+
+    first, second = on_ranks(2, variant, group=False)
+    assert first.out.startswith("bonus 0.25\n") and second.out == "bonus 0.25\n"
 
 
 def test_help_ends_all(on_ranks):
@@ -484,5 +511,5 @@ def test_ranks_wait_for_rank_0_as_long_as_an_evaluation_may_take(monkeypatch):
     stand_in.init_process_group = lambda backend, timeout: told.append(timeout)
     monkeypatch.setattr(ppo_parallel, "dist", stand_in)
     monkeypatch.setattr(ppo_parallel, "from_all", lambda tensor: tensor)
-    ppo_parallel.join()
+    ppo_parallel.join(*parts())
     assert told[0].total_seconds() >= 3 * 3600

@@ -70,6 +70,7 @@ def test_an_update_of_the_critics_row_by_row(twin):
 
 def test_an_update_of_the_actor_climbs_the_first_critic():
     agent, _ = agents()
+    agent.critics[1].requires_grad_(False)  # by a reader
     obs = random_batch()["obs"]
     loss = -agent.critics[0](obs, agent.policy(obs)).mean()
     expected = step_down(loss, agent.actor)
@@ -78,6 +79,29 @@ def test_an_update_of_the_actor_climbs_the_first_critic():
     torch.testing.assert_close(list(agent.actor.parameters()), expected)
     torch.testing.assert_close(scalars, {"losses/actor_loss": loss.detach()})
     assert all(p.grad is None for p in agent.critics.parameters())  # whoever sums theirs up
+    for critic, learns in zip(agent.critics, (True, False), strict=True):
+        assert {p.requires_grad for p in critic.parameters()} == {learns}
+
+
+@pytest.mark.parametrize("function", ["q_losses", "policy_loss"])
+def test_a_module_that_is_only_in_a_loss_gets_its_gradient(function, monkeypatch):
+    agent, target = agents()
+    model = torch.nn.Linear(OBS, 1)
+    loss_of = getattr(td3, function)
+
+    def with_model(agent, *inputs):
+        losses = loss_of(agent, *inputs)
+        added = model(random_batch()["obs"]).mean()
+        return ([*losses[0], added], losses[1]) if function == "q_losses" else losses + added
+
+    monkeypatch.setattr(td3, function, with_model)
+    optimizers = {
+        "actor_optimizer": torch.optim.SGD(agent.actor.parameters(), 0.1),
+        "critic_optimizer": torch.optim.SGD(agent.critics.parameters(), 0.1),
+    }
+    args = td3.Args(policy_frequency=1)
+    td3.td3_update(agent, target, optimizers, random_batch(), args, np.random.default_rng(0), 1)
+    torch.testing.assert_close(model.weight.grad[0], random_batch()["obs"].mean(dim=0))
 
 
 @pytest.mark.parametrize("name", ["rewards", "terminated"])

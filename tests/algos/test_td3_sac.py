@@ -153,19 +153,6 @@ def test_what_the_actor_and_the_temperature_do_to_other_gradients():
         assert torch.equal(p.grad, q.grad)
 
 
-def test_each_group_of_an_optimizer_learns_and_what_is_frozen_does_not():
-    agent, _, args = agents()
-    first, second, last = (layer for layer in agent.actor if isinstance(layer, torch.nn.Linear))
-    second.requires_grad_(False)
-    groups = [{"params": layer.parameters()} for layer in (first, second, last)]
-    before = [layer.weight.detach().clone() for layer in (first, second, last)]
-    loss, _ = td3_sac.policy_loss(agent, random_batch()["obs"], noise_of(1), args)
-    td3.descend(torch.optim.SGD(groups, lr=0.1), loss)
-    pairs = zip((first, second, last), before, strict=True)
-    same = [torch.equal(layer.weight, w) for layer, w in pairs]
-    assert same == [False, True, False]
-
-
 def test_the_target_follows_whatever_the_agent_has():
     """Not its critics alone: a reader may give them an encoder."""
     agent, target, args = agents()

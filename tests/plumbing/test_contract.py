@@ -232,6 +232,7 @@ NO_EFFECT = {  # what is typed, and why it is refused
     "ppo --sticky-actions 0.25": "sticky_actions",
     f"ppo {PONG} --async-envs": "async_envs",
     f"ppo {PONG} --norm-obs": "norm_obs for vectors",
+    f'ppo {PONG} --env-kwargs {{"render_mode":"human"}}': "opens no window",
     f'ppo {PONG} --env-kwargs {{"grayscale":false}}': "uint8 images",
     f'td3 {PONG} --env-kwargs {{"grayscale":false}}': "ALE",
     "ppo --env-id environments:Reused-v0 --capture-video": "keyword argument 'render_mode'",
@@ -249,6 +250,9 @@ def test_games_reset_as_other_environments_and_open_no_window(failure):
     envs.close()
     said = failure(ppo.make_envs, args, 2, training=False, render_mode="human")
     assert "ALE/Pong-v5 opens no window" in said
+    args.env_kwargs = '{"life_loss_info": true}'
+    said = failure(ppo.make_envs, args, 2, training=False)
+    assert "life_loss_info follows from the script's own arguments" in said
 
 
 def test_flags_that_cannot_apply_are_refused(refused):

@@ -52,6 +52,29 @@ def test_a_loaded_agent_plays_as_the_evaluation_of_its_run(name):
     assert not (run.folder / "best.npz").exists()  # without --eval-frequency
 
 
+def test_keywords_win_over_those_that_a_run_was_trained_with():
+    pendulum = {"env_id": "Pendulum-v1", "env_kwargs": '{"g": 9.0, "render_mode": "rgb_array"}'}
+    _, envs = load(finished("ppo", **pendulum).folder, g=3.0, render_mode=None)
+    assert (envs.envs[0].unwrapped.g, envs.envs[0].render_mode) == (3.0, None)
+
+
+def test_keywords_reach_games():
+    args = ppo.RunArgs(env_id="ALE/Freeway-v5", torch_threads=1)
+    keywords = {"full_action_space": True, "render_mode": "rgb_array"}
+    assert ppo.make_envs(args, 1, training=False, **keywords).single_action_space.n == 18
+
+
+def test_a_folder_may_have_the_name_of_a_file(command):
+    run = finished("ppo", seed=3)
+    folder = run.folder.rename(run.folder.with_name("b.npz"))
+    assert load(folder)[1].num_envs == 1
+    evaluated = command("ppo", "--evaluate", folder)
+    assert evaluated.line("run hash") == run.hash()
+    run = stopped(new_run(ppo, **TINY["ppo"], seed=3), ppo.train, after=100)
+    folder = run.folder.rename(run.folder.with_name("c.npz"))
+    assert ppo.parse_args("ppo", ppo.RunArgs, ["--resume", str(folder)]).seed == 3
+
+
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
     """load.py with a copy of a script beside it: beside("ppo", "ppo_copy") is both modules."""

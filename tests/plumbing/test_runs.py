@@ -501,7 +501,7 @@ BAD_INPUT = {
     "a wait for nobody": ("--env-timeout 5", "env_timeout=5.0 has no effect without --async-envs"),
     "no time for an answer": ("--async-envs --env-timeout 0", "env_timeout=0.0 must lie between"),
     "gravity upwards": ('--env-id LunarLander-v3 --env-kwargs {"gravity":5}', "gravity (current"),
-    "no such map": ('--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}', "'9x9'"),
+    "no such map": ('--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}', "KeyError: '9x9'"),
     "no length": ('--env-kwargs {"max_episode_steps":-5}', "environment CartPole-v1 with"),
     "a name for two": ('--env-kwargs {"env_id":"x"}', "multiple values for argument 'env_id'"),
     "no checkpoint": ("--resume strange0", "strange0/checkpoint.pt: "),
