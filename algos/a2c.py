@@ -1455,7 +1455,7 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
-        if error := self.forgotten(parts):
+        if error := self.agent_error(parts):
             fail(error)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -1510,8 +1510,10 @@ class Run:
         except Exception as error:
             fail(f"{path}: {type(error).__name__}: {error}")
 
-    def forgotten(self, parts: dict) -> str:
-        """Says so if a parameter of the agent is in no optimizer: it would never learn."""
+    def agent_error(self, parts: dict) -> str:
+        """Says which parameter of the agent could not be loaded, or would not learn."""
+        if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
+            return f"the agent must have {other} from make_agent on or not at all, to be loaded"
         optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         learned = {id(parameter) for group in groups for parameter in group}
@@ -1520,13 +1522,6 @@ class Run:
                 how = "if it is not to learn, call its requires_grad_(False)"
                 return f"{name} is in no optimizer that run.start is given: {how}"
         return ""
-
-    def refuse_changes(self):
-        """Ends a run whose agent has changed since it was made: it would not learn, or not load."""
-        if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
-            raise RuntimeError(f"the agent must have {other} from the start or not at all")
-        if error := self.forgotten(self.parts):
-            raise RuntimeError(error)
 
     def warn_of_unsaved(self):
         """Says in a line if an optimizer learns a tensor that no part keeps."""
@@ -1614,7 +1609,8 @@ class Run:
         ends = step >= self.args.total_timesteps
         self.log(scalars)
         if saves or ends or self.due(self.args.log_frequency):
-            self.refuse_changes()
+            if error := self.agent_error(self.parts):
+                raise RuntimeError(error)
             self.write_curves(step)
         if self.due(self.args.eval_frequency) and not ends:
             self.log_evaluation()

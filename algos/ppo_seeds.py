@@ -10,9 +10,9 @@ all seeds. It imports ppo.py, which must lie beside it, and holds only what diff
 - every seed has a run as ppo.py would make it, with environments, generators, statistics, optimizer
   and folder of its own; the others' folders lie beside the first one's and begin with its name;
 - torch.func.vmap applies ppo's loss, written for one agent, to all of them in one pass;
-- before a seed collects, the generators that a process shares are set to what it left them at;
+- before a seed collects, Python's and NumPy's generators are set to what it left them at;
 - each gradient is clipped by its own norm and applied by itself, so that seed 3 of ten is ppo.py's
-  seed 3, but for rounding (and for dropout, which draws another noise here).
+  seed 3, but for rounding (and for what draws from torch's generator, such as dropout).
 """
 
 import contextlib
@@ -132,11 +132,12 @@ def update(seeds, batches, args, clip_coef):
             losses.append(terms)
             log_ratios.append(log_ratio)
     log_ratios = torch.cat(log_ratios, dim=1)  # (seeds, samples), of the last epoch
-    means = {name: torch.stack([terms[name] for terms in losses]).mean(dim=0) for name in losses[0]}
-    means["approx_kl"] = torch.stack([ppo.approx_kl(x) for x in log_ratios])
+    means = {"approx_kl": torch.stack([ppo.approx_kl(x) for x in log_ratios])}
     means["clipfrac"] = ((log_ratios.exp() - 1).abs() > clip_coef).float().mean(dim=1)
     pairs = zip(batch["values"].cpu().numpy(), batch["returns"].cpu().numpy(), strict=True)
     means["explained_variance"] = [ppo.explained_variance(*pair) for pair in pairs]
+    for name in losses[0]:
+        means[name] = torch.stack([terms[name] for terms in losses]).mean(dim=0)
     means = {f"losses/{name}": x for name, x in means.items()}
     return [{name: float(x[k]) for name, x in means.items()} for k in range(len(seeds))]
 

@@ -77,14 +77,18 @@ class Mixed(Clock):
 
 
 class Global(Clock):
-    """Observations and rewards from the generators that a whole process shares."""
-
-    def observe(self):
-        return (super().observe() + torch.rand(1).numpy()) / 2
+    """Rewards from the generators of Python and NumPy that a whole process shares."""
 
     def step(self, action):
         obs, _, terminated, truncated, info = super().step(action)
         return obs, random.random() + np.random.random(), terminated, truncated, info
+
+
+class Noisy(Clock):
+    """Observations with noise from torch's generator."""
+
+    def observe(self):
+        return (super().observe() + torch.rand(1).numpy()) / 2
 
 
 class Ending(Clock):
@@ -389,8 +393,9 @@ def register(name, entry_point, **keywords):
 
 
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
-for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Program, Refused, Single, Stubborn):
+for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Noisy, Program, Refused, Single):
     register(f"{kind.__name__}-v0", kind)
+register("Stubborn-v0", Stubborn)
 for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
     for name, space in (("", THREE), ("Box", ONE)):
         register(f"{kind.__name__}{name}-v0", kind, kwargs={"space": space})

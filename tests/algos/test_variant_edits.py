@@ -27,6 +27,7 @@ def test_tqc_with_any_number_of_critics(monkeypatch, critics, drop, kept):
     sizes = run.obs_space.shape[0] + 1, (16, 16), 5
     networks = [td3_sac.td3.relu_mlp(*sizes) for _ in range(critics)]
     run.agent.critics = nn.ModuleList(networks)
+    run.names = set(run.agent.state_dict())  # as if it had been made so
     targets, loss_of = set(), td3_sac.quantile_huber_loss
 
     def loss(quantiles, y):

@@ -222,7 +222,7 @@ def test_infos_that_no_process_can_send_end_no_run():
     run.close()
 
 
-@pytest.mark.parametrize("name, asynchronous", [("Born", False), ("Born", True), ("Global", False)])
+@pytest.mark.parametrize("name, asynchronous", [("Born", False), ("Born", True), ("Noisy", False)])
 def test_what_environments_draw_from_shared_generators_repeats_and_resumes(name, asynchronous):
     """On being made, reset and stepped; in processes, too: each has generators of its own."""
     own = small(name, checkpoint_frequency=64, async_envs=asynchronous)
