@@ -68,7 +68,7 @@ class Args:
     train_frequency: int = 8  # Steps between updates, summed over all environments.
     gradient_steps: int = 4  # Gradient steps of an update, each on a new minibatch.
     batch_size: int = 128  # Transitions in a minibatch.
-    target_network_frequency: int = 8  # Steps between target updates; at least train_frequency.
+    target_network_frequency: int = 8  # Steps between target updates; one per update at most.
     tau: float = 0.02  # Share of the online network that the target takes over; 1 copies it.
     start_e: float = 1.0  # Probability of a random action at the start.
     end_e: float = 0.1  # Probability of a random action at the end of its linear schedule.
@@ -140,7 +140,7 @@ def train(args: Args, run: "Run", optimizer=None, buffer=None, losses_of=None, p
         stack = run.obs_space.shape[0] if is_game(args.env_id) else 1  # frames in an observation
         buffer = ReplayBuffer(args.buffer_size, args.num_envs, run.obs_space, stack)
     losses_of = losses_of or (dqn_losses if args.n_atoms == 1 else c51_losses)
-    # steps until epsilon is at its end; at least 1, by which linear_schedule divides
+    # steps until epsilon is at its end; at least 1, since linear_schedule divides by it
     explored = args.exploration_steps or max(1, args.exploration_fraction * args.total_timesteps)
     if args.anneal_lr and any("initial_lr" in group for group in optimizer.param_groups):
         fail("anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr")
@@ -255,7 +255,7 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     n_atoms, v_min, v_max = len(support), support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
     assert rewards.shape == discounts.shape == terminated.shape == (len(rewards),), rewards.shape
-    # after an end the weight is 0, but 0 * NaN is NaN: any distribution without NaN will do
+    # after an end every atom moves to r: any distribution will do, but NaN would stay NaN
     next_probs = torch.where(terminated[:, None], 1 / n_atoms, next_probs)
     returns = rewards[:, None] + (discounts * ~terminated)[:, None] * support  # (batch, atoms)
     # where each return lies between atoms, (batch, atoms): 0 at the first, n_atoms - 1 at the last
@@ -296,7 +296,7 @@ class ReplayBuffer:
         self.slots = self.length + stack
         self.num_envs = num_envs
         self.total = 0  # steps added so far
-        self.newest = None  # what is to follow the step added last
+        self.newest = None  # of the step added last: ended, following_obs
         shape = (self.slots, num_envs)
         if stack == 1:
             self.obs = np.zeros((*shape, *obs_space.shape), obs_space.dtype)
@@ -332,7 +332,7 @@ class ReplayBuffer:
         self.total += 1
 
     def require_successor(self, obs):
-        """The next step's observation is where the last one led to, unless that was an end."""
+        """Raises unless obs is where the last step led to, or that step ended an episode."""
         if self.newest is None or obs is self.newest[1]:
             return
         ended, following_obs = self.newest
@@ -352,7 +352,7 @@ class ReplayBuffer:
                      buffer ends
         discounts    gamma^n
         terminated   whether the task ended with the last of them
-        next_obs     s_{t+n}; where terminated whatever came next, which td_target ignores
+        next_obs     s_{t+n}; where terminated the next episode's first, which targets ignore
         """
         ages, envs = self.draw(batch_size, rng)
         ks = np.arange(n_step)

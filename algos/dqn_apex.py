@@ -13,7 +13,7 @@ It imports dqn.py and dqn_prioritised.py, which must lie beside it, and holds on
   sends weights with the request for another: an actor always has one more to work at;
 - an actor that dies is replaced, and if there is no core for it, others play its steps; a learner
   that dies resumes from its checkpoint;
-- curves show the returns of the third of the actors that explore least.
+- curves show the returns of the third of the actors, rounded up, that explores least.
 Fragments, and so results, come out differently each time. With --lockstep actors take turns: a run
 repeats and resumes exactly, and the slowest actor sets the pace.
 """

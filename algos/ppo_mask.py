@@ -78,7 +78,7 @@ def masked(logits, mask):
 
 
 def require_valid_action(mask):
-    """(num_envs, n), 0 or 1: to act on other rows would be to guess."""
+    """Raises unless each row, (num_envs, n), is of 0 and 1, with a 1 among them."""
     if not np.isin(mask, (0, 1)).all():
         raise ValueError(f"an action_mask must be of 0 and 1, not {mask}")
     blocked = np.flatnonzero(~(mask > 0).any(axis=1))

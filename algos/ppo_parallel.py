@@ -39,7 +39,7 @@ class Args(ppo.RunArgs):
     def check(self):
         asked = self.num_ranks
         self.num_ranks = 1
-        super().check()  # of one rank
+        super().check()  # with the rollout of one rank, which its minibatches divide
         self.num_ranks = num_ranks()
         if self.evaluate and self.num_ranks > 1:
             ppo.fail(f"evaluate takes one process, not {self.num_ranks}")
@@ -63,7 +63,7 @@ def train(args: Args, run: ppo.Run):
         return ppo.train(args, run)
     if dist.get_rank() == 0:
         from_rank_0({"args": asdict(args), "step": run.step_count})
-    from_all(torch.zeros(()))  # all have environments
+    from_all(torch.zeros(()))  # once all have made their environments
 
     own_step = run.step
 
@@ -91,7 +91,7 @@ def train(args: Args, run: ppo.Run):
 
 
 def learned_beside(agent, parts: dict) -> list:
-    """What the optimizers among the parts learn that is none of the agent's parameters."""
+    """Parameters that optimizers among the parts learn beside the agent's."""
     optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     own = set(agent.parameters())
@@ -216,7 +216,7 @@ def make_agent(args, obs_space, action_space):
     return ppo.make_agent(args, obs_space, action_space, Agent)
 
 
-make_envs = ppo.make_envs  # of all ranks
+make_envs = ppo.make_envs  # put your own here: join and main both take it
 
 
 class FollowingRun(ppo.Run):

@@ -66,7 +66,7 @@ class Args:
     exploration_noise: float = 0.1  # Deviation of the noise on actions taken [half the range].
     policy_noise: float = 0.2  # Deviation of the noise on the target's actions [half the range].
     noise_clip: float = 0.5  # Largest noise on the target's actions [half the range].
-    policy_frequency: int = 2  # Updates of the critics for each of the actor and the targets.
+    policy_frequency: int = 2  # Updates of the critics for each update of actor and targets.
     twin: bool = True  # Two critics. DDPG: --no-twin --policy-frequency 1 --policy-noise 0.
     hidden_sizes: tuple[int, int] = (256, 256)  # Widths of each network's two hidden layers.
     norm_obs: bool = False  # Normalises by the moments of earlier observations, clips to +-10.
@@ -131,7 +131,7 @@ def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, par
                 gradient_step.value += 1
                 batch = buffer.sample(args.batch_size, args.n_step, args.gamma, run.rng)
                 batch = {k: torch.as_tensor(v, device=run.device) for k, v in batch.items()}
-                # the buffer's are raw: the newest moments count, for the target networks, too
+                # the buffer keeps raw ones: the newest moments count, for target networks, too
                 batch |= {k: agent.features(batch[k]) for k in ("obs", "next_obs")}
                 scalars = update(
                     agent, target, optimizers, batch, args, run.rng, gradient_step.value
@@ -195,7 +195,7 @@ def descend(optimizer, loss):
 
 @contextlib.contextmanager
 def frozen(module):
-    """A loss that is computed herein gives the module's parameters no gradient."""
+    """A loss that is computed within gives the module's parameters no gradient."""
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in learned:
         parameter.requires_grad_(False)
@@ -241,7 +241,7 @@ def bootstrapped_target(rewards, terminated, next_q_values, gamma):
 
 
 def policy_loss(agent, obs):
-    """-Q_1(s, pi(s)), whose gradient is the deterministic policy gradient; a scalar."""
+    """The mean of -Q_1(s, pi(s)), a scalar: its gradient is minus the policy gradient."""
     return -agent.critics[0](obs, agent.policy(obs)).mean()
 
 

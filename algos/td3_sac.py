@@ -33,7 +33,7 @@ class Args(td3.RunArgs):
     drop: int = 0  # Target quantiles left out for each critic, the largest of both. TQC: 2.
     # no flags: the policy brings its own noise, and there are two critics
     exploration_noise: ClassVar = 1.0  # in deviations of the policy
-    policy_noise: ClassVar = 0.0  # nothing here reads this or noise_clip
+    policy_noise: ClassVar = 0.0  # only td3's check reads this and noise_clip
     noise_clip: ClassVar = 0.0
     policy_frequency: ClassVar = 1
     twin: ClassVar = True
