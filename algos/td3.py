@@ -21,7 +21,7 @@ import importlib
 import io
 import json
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
 import pickle
 import random
@@ -37,13 +37,16 @@ import traceback
 import zipfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
+from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
@@ -789,18 +792,18 @@ def one_line_errors(env_id: str, keywords: dict):
 
 def side_by_side(args, num_envs: int, make_env, keywords: dict):
     """Environments by make_env, stepped one after the other, or with --async-envs in processes."""
-    filmed = "render_mode" in keywords  # the pictures would have to come from those processes
     keywords = json.loads(args.env_kwargs) | keywords
 
     def make():
-        return make_env(args.env_id, **keywords)
+        with one_line_errors(args.env_id, keywords):
+            return make_env(args.env_id, **keywords)
 
-    with one_line_errors(args.env_id, keywords):
-        if filmed or not args.async_envs:
-            return in_this_process(make, num_envs)
-        seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
-        spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
-        return AsyncEnvs([in_process(make, int(s), spec) for s in seeds], args.env_timeout)
+    if not args.async_envs:
+        return in_this_process(make, num_envs)
+    seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
+    spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
+    makers = [in_process(make, i, int(seed), spec) for i, seed in enumerate(seeds)]
+    return AsyncEnvs(makers, args.env_timeout)
 
 
 def in_this_process(make, num_envs: int):
@@ -842,16 +845,63 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
 
 
 class AsyncEnvs(gym.vector.AsyncVectorEnv):
-    """The same numbers, from processes that step side by side."""
+    """The same numbers, from processes that step side by side. This one makes no environment: a
+    simulator may start threads and programs, handle signals and change the working directory.
+    """
 
-    def __init__(self, make, timeout: float):
+    def __init__(self, makers, timeout: float):
         self.timeout = timeout
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of these processes: torch here has read it
         settings = {"autoreset_mode": SAME_STEP, "shared_memory": False}
         # a fork of this process would inherit locks that its threads hold: these are forks of one
         # without threads, which has imported what takes long
         multiprocessing.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro"])
-        super().__init__(make, context="forkserver", **settings)
+        super().__init__(makers, context="forkserver", **settings)
+        try:
+            self.call("make_in_process", [0])  # alone, so that what is wrong is said once
+            self.call("make_in_process", range(1, self.num_envs))
+            made = self.call("spaces_and_modes")[0].fn
+        except BaseException:
+            self.close()
+            raise
+        self.single_observation_space, self.single_action_space, metadata, self.render_mode = made
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observations = create_empty_array(self.single_observation_space, self.num_envs)
+        self.metadata = {**metadata, "autoreset_mode": SAME_STEP}
+
+    def reset(self, **given):
+        with self.deaths_named():
+            return super().reset(**given)
+
+    def step(self, actions):
+        with self.deaths_named():
+            return super().step(actions)
+
+    def call(self, name: str, *args, **given):
+        with self.deaths_named():
+            return super().call(name, *args, **given)
+
+    @contextlib.contextmanager
+    def deaths_named(self):
+        """Says which process has ended, where a pipe could only say that it is closed."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            sentinels = [process.sentinel for process in self.processes]
+            ended = multiprocessing.connection.wait(sentinels, 5)
+            for i, process in enumerate(self.processes):
+                if process.sentinel not in ended:
+                    continue
+                if process.exitcode == 2:  # by fail, which has said why
+                    sys.exit(2)
+                what = f"environment {i} ended with exit status {process.exitcode}"
+                raise RuntimeError(what) from error
+            raise
+
+    @property
+    def envs(self):  # of which films take the first
+        return [SimpleNamespace(render=lambda: self.call("first_picture")[0])]
 
     def _check_spaces(self):  # it would wait for ever, and one function makes all environments
         pass
@@ -891,13 +941,13 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             process.kill()
 
 
-def in_process(make, seed: int, spec):
-    """A function that makes an environment in a process of AsyncEnvs, after seeding what it shares
-    with others and registering `spec`; gymnasium makes one here as well, to look at it.
+def in_process(make, number: int, seed: int, spec):
+    """A function that prepares a process of AsyncEnvs for an environment, seeds what this shares
+    with others, and registers `spec`. gymnasium calls one here as well, to look at the spaces.
     """
     parent = os.getpid()
 
-    def make_there():
+    def prepare():
         if os.getpid() != parent:
             os.setpgid(0, 0)  # a group of its own, with what a simulator starts: see close_extras
             multiprocessing.current_process()._config["daemon"] = False  # or it could start nothing
@@ -909,9 +959,9 @@ def in_process(make, seed: int, spec):
             seed_generators(seed)
             if spec is not None:
                 gym.registry.setdefault(spec.id, spec)
-        return InProcess(make())
+        return InProcess(make, number)
 
-    return make_there
+    return prepare
 
 
 def end_after_training():
@@ -941,8 +991,31 @@ def on_sigterm(handler):
     os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=forget)
 
 
+class Unmade(gym.Env):
+    """In the place of an environment that a process has yet to make."""
+
+    observation_space = action_space = gym.spaces.Discrete(1)
+
+
 class InProcess(gym.Wrapper):
     """An environment in a process of AsyncEnvs. Its infos come back under a name of their own."""
+
+    def __init__(self, make, number: int):
+        super().__init__(Unmade())
+        self.maker = make
+        self.process_number = number
+
+    def make_in_process(self, numbers):
+        if self.process_number in numbers:
+            with sendable_errors():
+                self.env = self.maker()
+
+    def spaces_and_modes(self):
+        spaces = self.observation_space, self.action_space
+        return CloudpickleWrapper((*spaces, self.metadata, self.render_mode))
+
+    def first_picture(self):
+        return self.render() if self.process_number == 0 else None
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -1045,7 +1118,11 @@ def play(envs, obs, policy, max_steps: int, add_frame=None):
     with progress_bar(total=envs.num_envs, **shown) as bar:
         for _ in range(max_steps):
             if add_frame and playing[0]:
-                add_frame(envs.envs[0].render())
+                try:
+                    add_frame(envs.envs[0].render())
+                except Exception as error:  # the returns count all the same
+                    print(f"the film ends here: {error!r}", file=sys.stderr)
+                    add_frame = None
             actions = as_declared(policy(obs), envs.single_action_space)
             obs, rewards, terminated, truncated, _ = envs.step(actions)
             if not np.isfinite(rewards[playing]).all():
@@ -1305,7 +1382,7 @@ class Run:
     def start(self, **parts) -> int:
         """Begins or resumes; checkpoints keep `parts`. Returns the step."""
         args = self.args
-        if error := self.agent_error(parts):
+        if error := self.mistake(parts):
             fail(error)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -1335,7 +1412,8 @@ class Run:
         self.obs, infos = reset(self.envs, args.seed, step)
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
-        return step
+        # a loop that ended before its budget had ended for good
+        return args.total_timesteps if resumed and resumed.get("trained") else step
 
     def check_arguments(self):
         """Ends the script now, rather than at a resume, if args.json does not give these back."""
@@ -1360,13 +1438,20 @@ class Run:
         except Exception as error:
             fail(f"{path}: {type(error).__name__}: {error}")
 
-    def agent_error(self, parts: dict) -> str:
-        """Says which parameter of the agent could not be loaded, or would not learn."""
+    def mistake(self, parts: dict) -> str:
+        """Says which parameter of the agent could not be loaded, or would not learn, and what else
+        an edit did that would be lost.
+        """
         if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
             return f"the agent must have {other} from make_agent on or not at all, to be loaded"
-        optimizers = [part for part in parts.values() if hasattr(part, "param_groups")]
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        learned = {id(parameter) for group in groups for parameter in group}
+        if self.args.env_kwargs != self.settings["env_kwargs"]:
+            return "env_kwargs changed, which a resume would not see: use run.envs.set_attr"
+        groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
+        scheduled = any("initial_lr" in group for group in groups)
+        scheduled |= any(isinstance(part, LRScheduler) for part in parts.values())
+        if scheduled and getattr(self.args, "anneal_lr", False):
+            return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
+        learned = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameter in self.agent.named_parameters():
             if learned and parameter.requires_grad and id(parameter) not in learned:
                 how = "if it is not to learn, call its requires_grad_(False)"
@@ -1459,7 +1544,7 @@ class Run:
         ends = step >= self.args.total_timesteps
         self.log(scalars)
         if saves or ends or self.due(self.args.log_frequency):
-            if error := self.agent_error(self.parts):
+            if error := self.mistake(self.parts):
                 raise RuntimeError(error)
             self.write_curves(step)
         if self.due(self.args.eval_frequency) and not ends:
@@ -1547,14 +1632,19 @@ class Run:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def save(self):
+    def save(self, trained: bool = False):
         """Writes weights.npz and checkpoint.pt, after everything logged so far is in its file. A
-        checkpoint that could not be read back ends the run and leaves the last one.
+        checkpoint that could not be read back ends the run and leaves the last one. trained: only
+        the evaluation is left.
         """
         self.writer.flush()
+        for part in self.parts.values():  # a gradient is in no checkpoint: so none outlives one
+            if hasattr(part, "zero_grad"):
+                part.zero_grad()
         parts = {name: without_numpy(part.state_dict()) for name, part in self.parts.items()}
         checkpoint = {
             "step": self.step_count,
+            "trained": trained,
             "seconds": time.perf_counter() - self.started,
             "rng": self.rng.bit_generator.state,
             "torch_rng": torch.get_rng_state(),
@@ -1580,7 +1670,7 @@ class Run:
         self.bar.close()
         steps = self.step_count
         seconds = time.perf_counter() - self.started
-        self.save()
+        self.save(trained=True)
         self.envs.close()  # before the evaluation: of some simulators only one can run
         speed = f"{steps / seconds:,.0f} steps/s"
         with contextlib.suppress(BrokenPipeError):  # of `| head`: the result is still written

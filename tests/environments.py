@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -142,6 +143,14 @@ class Foreign(Program):
         super().__init__()
         self.made.append(self)
         self.what = what
+        if what == "slow start":
+            time.sleep(3611)
+        if what == "rude":
+            threading.Thread(target=time.sleep, args=(3611,)).start()
+            for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+                signal.signal(number, signal.SIG_IGN)
+            with tempfile.TemporaryDirectory() as folder:
+                os.chdir(folder)
         if what == "child":
             self.child = multiprocessing.get_context("fork").Process(
                 target=time.sleep, args=(3611,)
@@ -189,6 +198,20 @@ class Single(Clock):
 
     def close(self):
         self.engines.clear()
+
+
+class Filmed(Single):
+    """Its pictures grow, unless they have a size."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None, size=None):
+        super().__init__()
+        self.render_mode, self.size = render_mode, size
+
+    def render(self):
+        size = self.size or 16 * (self.time + 1)
+        return np.zeros((size, 32, 3), np.uint8)
 
 
 class Stubborn(Clock):
@@ -395,6 +418,7 @@ def register(name, entry_point, **keywords):
 THREE, ONE = Discrete(3), Box(-1, 1, (1,), np.float32)
 for kind in (Born, Buggy, Clock, Film, Foreign, Handles, Mixed, Noisy, Program, Refused, Single):
     register(f"{kind.__name__}-v0", kind)
+register("Filmed-v0", Filmed)
 register("Stubborn-v0", Stubborn)
 for kind in (Broken, Chatty, Ending, Failing, Global, Loose, Reused):
     for name, space in (("", THREE), ("Box", ONE)):

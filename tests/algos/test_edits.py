@@ -305,13 +305,89 @@ def test_names_that_weights_npz_has_for_bounds_are_refused(script, edited, failu
     assert "the agent's action_low must have another name" in said
 
 
+@pytest.mark.parametrize("kind", ["LambdaLR", "ReduceLROnPlateau"])
 @pytest.mark.parametrize("script", ["ppo", "a2c", "dqn"])
-def test_a_scheduler_beside_annealing_is_refused(script, edited, failure):
-    first = "    first_rates = ["
-    scheduler = "    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / 10)\n"
-    run = begun(edited(script, (first, scheduler + first)))
+def test_a_scheduler_beside_annealing_is_refused(script, kind, edited, failure):
+    start = "    step = run.start("
+    what, part = ("optimizer, float", "") if kind == "LambdaLR" else ("optimizer", "s=scheduler, ")
+    scheduler = f"    scheduler = torch.optim.lr_scheduler.{kind}({what})\n"
+    run = begun(edited(script, (start, f"{scheduler}{start}{part}")))
     assert "add --no-anneal-lr" in failure(run.module.train, run.args, run)
     assert run.folder is None
+
+
+def test_other_arguments_of_the_environment_than_a_resume_has_are_refused(edited):
+    change = "        args.env_kwargs = '{\"sutton_barto_reward\": true}'\n"
+    run = begun(edited("ppo", (LOOP, LOOP + change)))
+    with pytest.raises(RuntimeError, match=r"env_kwargs changed, .* use run\.envs\.set_attr"):
+        run.module.train(run.args, run)
+
+
+SECOND = {  # of each script the line that makes the agent's last part, and the last of an update
+    "ppo": (CRITIC, "        scalars = update(agent, optimizer, batch, args, clip_coef, run.rng"),
+    "a2c": (CRITIC, "        scalars = update(agent, optimizer, batch, args"),
+    "dqn": (TRUNK, "                run.log(update(q_network, target_q_network"),
+}
+
+
+@pytest.mark.parametrize("script", SECOND)
+def test_the_gradient_of_another_optimizer_is_not_in_the_norm(script, edited):
+    """Nor does a resume miss what it left. Here it learns a multiplier."""
+    network, update = SECOND[script]
+    agent = "q_network" if script == "dqn" else "agent"
+    start = "    step = run.start("
+    indent = " " * (len(update) - len(update.lstrip()))
+    multiplier = (network, f"{network}; self.multiplier = nn.Parameter(torch.ones(()))")
+    others = f"[p for p in {agent}.parameters() if p is not {agent}.multiplier]"
+    second = (
+        (ADAMS[script], ADAMS[script].replace(f"{agent}.parameters()", others)),
+        (start, f"    second = torch.optim.SGD([{agent}.multiplier], 0.1)\n{start}second=second, "),
+        (update, f"{indent}(100 * {agent}.multiplier).backward(); second.step()\n{update}"),
+    )
+    plain = trained(edited(script, multiplier))
+    run = assert_resumes(edited(script, multiplier, *second), checkpoint_frequency=128)
+    plain = trained(edited(script, multiplier), checkpoint_frequency=128)
+    ours, theirs = run.arrays(), plain.arrays()
+    assert ours.pop("multiplier") < 0 < theirs.pop("multiplier")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_gradient_that_gathers_over_updates_resumes(edited):
+    first, second = "    optimizer.zero_grad()\n", "    q_network.zero_grad()  # what another"
+    module = edited(
+        "dqn",
+        (first + second, "    #"),
+        ("    optimizer.step()\n", """    q_network.updates += 1
+    if q_network.updates % 11 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""),
+        (TRUNK, f"{TRUNK}; self.register_buffer('updates', torch.zeros(()))"),
+    )  # fmt: skip
+    assert_resumes(module, checkpoint_frequency=128)
+
+
+def test_a_loop_that_has_ended_by_itself_does_not_go_on_at_a_resume(edited):
+    solved = "        step = run.end_iteration(scalars)\n"
+    module = edited("ppo", (solved, f"{solved}        if step >= 300:\n            break\n"))
+    run = begun(module, total_timesteps=1024)
+    module.train(run.args, run)
+    run.log_evaluation = lambda: 1 / 0  # as if it were killed there
+    with pytest.raises(ZeroDivisionError):
+        run.finish()
+    run.close()
+    again = loaded(run, "--resume")
+    module.train(again.args, again)
+    again.finish()
+    again.close()
+    assert again.hash() == run.hash()
+    assert json.loads((run.folder / "result.json").read_text())["steps"] == run.step_count < 1024
+
+
+def test_the_state_of_a2c_s_optimizer_may_be_cleared(edited):
+    clear = "        optimizer.state.clear()\n"
+    run = trained(edited("a2c", (LOOP, LOOP + clear)), optimizer="rmsprop")
+    assert all(moved(run).values())
 
 
 OF_ONE_S_OWN = {  # a term of the loss that is named as a curve that there is

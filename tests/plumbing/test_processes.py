@@ -1,6 +1,7 @@
 """Environments in processes, programs that they start, and every way in which a run ends."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -119,7 +120,7 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     process = start("ppo", flags, '{"kill": true, "last": 40}')
     assert process.wait(300) == 1
     error = (tmp_path / "err").read_text()
-    assert "EOFError" in error and "\nto resume: python " in error
+    assert " ended with exit status -9\n" in error and "\nto resume: python " in error
     wait_for(lambda: not processes(process.pid))
 
 
@@ -127,13 +128,14 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     "what, flags, says",
     [
         ("unsendable", "--async-envs", "Unsendable: the simulator gave up"),
-        ("killed", "--async-envs", "EOFError"),
+        ("killed", "--async-envs", " ended with exit status -9"),
         ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
         ("quits", "", "the run was ended by sys.exit(None); to resume: python"),
         ("no goodbye", "", "ConnectionError: the simulator died"),
         ("second", "", "ConnectionError: the port is taken"),
         ("child", "", ""),
         ("child", "--async-envs", ""),
+        ("rude", "--async-envs", ""),
     ],
 )
 def test_nothing_is_left_of_a_simulator_of_others(start, tmp_path, what, flags, says):
@@ -144,6 +146,41 @@ def test_nothing_is_left_of_a_simulator_of_others(start, tmp_path, what, flags, 
     assert status == bool(says) and says in error, error
     assert says or ("Traceback" not in error and "stopped" not in error)
     wait_for(lambda: not processes(process.pid))
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_simulator_that_was_still_being_made(start, tmp_path, end):
+    flags = f"{FLAGS} --env-id environments:Foreign-v0 --async-envs --env-kwargs"
+    process = start("ppo", flags, '{"what": "slow start"}')
+    wait_for(lambda: "sleep" in processes(process.pid).values() or process.poll() is not None)
+    process.send_signal(end)
+    assert process.wait(300) in (-signal.SIGKILL, 143)
+    wait_for(lambda: not processes(process.pid))
+
+
+def test_processes_end_where_an_environment_cannot_be_made():
+    with pytest.raises(RuntimeError, match="TypeError: unsupported") as raised:
+        new_run(ppo, **small("Buggy", async_envs=True))
+    assert raised and multiprocessing.active_children() == []
+
+
+def test_the_process_of_the_run_makes_no_environment_beside_others():
+    environments.Foreign.made.clear()
+    run = train(ppo, **small("Foreign", async_envs=True, total_timesteps=32))
+    run.finish()
+    run.close()
+    assert environments.Foreign.made == []
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, says",
+    [("Refused", {"of": "observations"}, "path"), ("Clock", {"size": 3}, "'size'")],
+)
+def test_what_cannot_be_made_in_processes_is_refused_once(start, tmp_path, name, kwargs, says):
+    flags = f"{FLAGS} --env-id environments:{name}-v0 --async-envs --env-kwargs"
+    assert start("ppo", flags, json.dumps(kwargs)).wait(300) == 2
+    (line,) = (tmp_path / "err").read_text().splitlines()
+    assert says in line and not (tmp_path / "runs").exists()
 
 
 SLOW_FORK = """
@@ -274,11 +311,16 @@ def test_what_an_evaluation_cannot_make_is_said_before_training():
     assert environments.Single.engines == []
 
 
-def test_films_are_made_in_the_process_of_the_run():
-    for keywords, kind in (({}, ppo.AsyncEnvs), ({"render_mode": "rgb_array"}, ppo.SyncEnvs)):
-        envs = ppo.make_envs(ppo.RunArgs(async_envs=True), 2, training=False, **keywords)
-        envs.close()
-        assert type(envs) is kind
+@pytest.mark.parametrize("size", [32, None])
+def test_films_come_from_processes_and_one_that_fails_ends_no_evaluation(size, capsys):
+    kwargs = json.dumps({"size": size})
+    run = train(ppo, **small("Filmed", async_envs=True, capture_video=True, env_kwargs=kwargs))
+    run.finish()
+    run.close()
+    assert json.loads((run.folder / "result.json").read_text())["eval_return_mean"] == 5
+    (film,) = run.folder.glob("videos/*.mp4")
+    assert film.stat().st_size > 0
+    assert ("the film ends here" in capsys.readouterr().err) == (size is None)
 
 
 def test_under_nohup_a_hangup_ends_no_run(command):
