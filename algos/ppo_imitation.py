@@ -134,7 +134,7 @@ class RecordingEnvs(gym.vector.VectorWrapper):
         super().__init__(envs)
         self.path = Path(path)
         self.played = []
-        self.envs = getattr(envs, "envs", None)  # for films; processes have none
+        self.envs = getattr(envs, "envs", None)  # for films
 
     def reset(self, **keywords):
         self.obs, infos = super().reset(**keywords)

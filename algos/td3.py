@@ -491,7 +491,9 @@ def fail(text):
     line = f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}"
     # what a stranger's file says must not command the terminal
     print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
-    sys.exit(2)
+    end = SystemExit(2)
+    end.explained = True  # unlike that of a simulator which calls sys.exit(2)
+    raise end
 
 
 def require_range(args, names: str, low=0, high=math.inf):
@@ -844,6 +846,10 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
         close_all(self.envs)
 
 
+class LostEnvironment(RuntimeError):
+    """A process of AsyncEnvs has ended, or gives no answer."""
+
+
 class AsyncEnvs(gym.vector.AsyncVectorEnv):
     """The same numbers, from processes that step side by side. This one makes no environment: a
     simulator may start threads and programs, handle signals and change the working directory.
@@ -858,9 +864,10 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         multiprocessing.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro"])
         super().__init__(makers, context="forkserver", **settings)
         try:
-            self.call("make_in_process", [0])  # alone, so that what is wrong is said once
-            self.call("make_in_process", range(1, self.num_envs))
-            made = self.call("spaces_and_modes")[0].fn
+            for numbers in [0], range(1, self.num_envs):  # one alone says what is wrong with all
+                if any(self.call("make_in_process", numbers)):
+                    sys.exit(2)
+            made = self.call("spaces_in_process")[0].fn
         except BaseException:
             self.close()
             raise
@@ -882,6 +889,10 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         with self.deaths_named():
             return super().call(name, *args, **given)
 
+    def set_attr(self, name: str, values):
+        with self.deaths_named():
+            super().set_attr(name, values)
+
     @contextlib.contextmanager
     def deaths_named(self):
         """Says which process has ended, where a pipe could only say that it is closed."""
@@ -891,17 +902,20 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             sentinels = [process.sentinel for process in self.processes]
             ended = multiprocessing.connection.wait(sentinels, 5)
             for i, process in enumerate(self.processes):
-                if process.sentinel not in ended:
-                    continue
-                if process.exitcode == 2:  # by fail, which has said why
-                    sys.exit(2)
-                what = f"environment {i} ended with exit status {process.exitcode}"
-                raise RuntimeError(what) from error
+                if process.sentinel in ended:
+                    what = f"environment {i} ended with exit status {process.exitcode}"
+                    raise LostEnvironment(what) from error
             raise
 
     @property
     def envs(self):  # of which films take the first
-        return [SimpleNamespace(render=lambda: self.call("first_picture")[0])]
+        return [SimpleNamespace(render=self.first_picture)]
+
+    def first_picture(self):
+        picture, error = self.call("picture_in_process")[0]
+        if error:
+            raise RuntimeError(error)
+        return picture
 
     def _check_spaces(self):  # it would wait for ever, and one function makes all environments
         pass
@@ -918,7 +932,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             if super()._poll_pipe_envs(min(1, self.timeout)):
                 return True
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
-        raise TimeoutError(f"environments {silent} gave no answer for {self.timeout:g} s")
+        raise LostEnvironment(f"environments {silent} gave no answer for {self.timeout:g} s")
 
     def close_extras(self, **_):
         """Each process closes its environment; one that does not do so in 5 s is ended."""
@@ -1002,20 +1016,35 @@ class InProcess(gym.Wrapper):
 
     def __init__(self, make, number: int):
         super().__init__(Unmade())
-        self.maker = make
-        self.process_number = number
+        self.maker_in_process = make
+        self.number_in_process = number
 
-    def make_in_process(self, numbers):
-        if self.process_number in numbers:
+    def make_in_process(self, numbers) -> bool:
+        """Whether the environment is refused, which `fail` has said here."""
+        if self.number_in_process not in numbers:
+            return False
+        try:
             with sendable_errors():
-                self.env = self.maker()
+                self.env = self.maker_in_process()
+        except SystemExit as end:
+            if not getattr(end, "explained", False):
+                raise
+            return True
+        return False
 
-    def spaces_and_modes(self):
-        spaces = self.observation_space, self.action_space
-        return CloudpickleWrapper((*spaces, self.metadata, self.render_mode))
+    def spaces_in_process(self):
+        if self.number_in_process == 0:
+            spaces = self.observation_space, self.action_space
+            return CloudpickleWrapper((*spaces, self.metadata, self.render_mode))
 
-    def first_picture(self):
-        return self.render() if self.process_number == 0 else None
+    def picture_in_process(self):
+        """Of the first one; or what went wrong, for which gymnasium would end the process."""
+        if self.number_in_process > 0:
+            return None, ""
+        try:
+            return np.array(self.render()), ""
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -1063,6 +1092,19 @@ def torch_seeded(seed: int):
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def handlers_kept():
+    """A simulator that sets its own would keep Ctrl-C and SIGTERM from closing the others."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def env_seeds(num_envs: int, *entropy: int) -> list[int]:
@@ -1120,6 +1162,8 @@ def play(envs, obs, policy, max_steps: int, add_frame=None):
             if add_frame and playing[0]:
                 try:
                     add_frame(envs.envs[0].render())
+                except LostEnvironment:
+                    raise
                 except Exception as error:  # the returns count all the same
                     print(f"the film ends here: {error!r}", file=sys.stderr)
                     add_frame = None
@@ -1313,7 +1357,7 @@ class Run:
         """Environments, made after seeding what they may draw from on being made."""
         seed = env_seeds(1, self.args.seed, *entropy)[0]
         seed_generators(seed)
-        with torch_seeded(seed):
+        with torch_seeded(seed), handlers_kept():
             return self.make_envs(self.args, num_envs, **keywords)
 
     def try_evaluation(self):
@@ -1446,11 +1490,13 @@ class Run:
             return f"the agent must have {other} from make_agent on or not at all, to be loaded"
         if self.args.env_kwargs != self.settings["env_kwargs"]:
             return "env_kwargs changed, which a resume would not see: use run.envs.set_attr"
+        annealed = [part for name, part in parts.items() if name.startswith("optimizer")]
+        scheduled = [part.optimizer for part in parts.values() if isinstance(part, LRScheduler)]
+        for optimizer in annealed if getattr(self.args, "anneal_lr", False) else ():
+            marked = any("initial_lr" in group for group in optimizer.param_groups)
+            if marked or optimizer in scheduled:
+                return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
-        scheduled = any("initial_lr" in group for group in groups)
-        scheduled |= any(isinstance(part, LRScheduler) for part in parts.values())
-        if scheduled and getattr(self.args, "anneal_lr", False):
-            return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
         learned = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameter in self.agent.named_parameters():
             if learned and parameter.requires_grad and id(parameter) not in learned:
@@ -1614,9 +1660,14 @@ class Run:
     def film(self):
         name = "evaluation" if self.args.evaluate else f"step-{self.step_count}"
         path = self.folder / "videos" / f"{name}-seed-{self.args.seed}.mp4"
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # a link would lead out of the folder
-        with movie(path) as video:
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.unlink(missing_ok=True)  # a link would lead out of the folder
+                video = stack.enter_context(movie(path))
+            except Exception as error:  # the returns count all the same
+                print(f"no film: {error!r}", file=sys.stderr)
+                video = None
             yield video
 
     def arrays(self) -> dict:

@@ -143,12 +143,15 @@ class Foreign(Program):
         super().__init__()
         self.made.append(self)
         self.what = what
+        if what == "leaves":
+            sys.exit(2)
         if what == "slow start":
             time.sleep(3611)
-        if what == "rude":
-            threading.Thread(target=time.sleep, args=(3611,)).start()
+        if what in ("deaf", "rude"):
             for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
                 signal.signal(number, signal.SIG_IGN)
+        if what == "rude":
+            threading.Thread(target=time.sleep, args=(3611,)).start()
             with tempfile.TemporaryDirectory() as folder:
                 os.chdir(folder)
         if what == "child":
@@ -164,6 +167,8 @@ class Foreign(Program):
             sys.exit()
         if self.steps == 20 and self.what == "killed":  # as by the system, when memory is short
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == 20 and self.what == "exits":
+            os._exit(2)
         if self.steps == 20 and self.what == "hangs":
             time.sleep(3611)
         if self.steps == 20 and self.what == "hangs in C":  # so that Python handles no signal
@@ -201,17 +206,21 @@ class Single(Clock):
 
 
 class Filmed(Single):
-    """Its pictures grow, unless they have a size."""
+    """Of its pictures all but the first may do what `what` says."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
-    def __init__(self, render_mode=None, size=None):
+    def __init__(self, render_mode=None, what=""):
         super().__init__()
-        self.render_mode, self.size = render_mode, size
+        self.render_mode, self.what = render_mode, what
 
     def render(self):
-        size = self.size or 16 * (self.time + 1)
-        return np.zeros((size, 32, 3), np.uint8)
+        if self.time and self.what == "fails":
+            raise Unsendable("no picture")
+        if self.time and self.what == "dies":
+            os._exit(2)
+        height = 16 * (self.time + 1) if self.what == "grows" else 32
+        return np.zeros((height, 32, 3), np.uint8)
 
 
 class Stubborn(Clock):

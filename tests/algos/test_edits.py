@@ -338,10 +338,12 @@ def test_the_gradient_of_another_optimizer_is_not_in_the_norm(script, edited):
     start = "    step = run.start("
     indent = " " * (len(update) - len(update.lstrip()))
     multiplier = (network, f"{network}; self.multiplier = nn.Parameter(torch.ones(()))")
+    rates = "    rates = torch.optim.lr_scheduler.StepLR(second, 10)\n"
+    parts = "second=second, rates=rates, "
     others = f"[p for p in {agent}.parameters() if p is not {agent}.multiplier]"
     second = (
         (ADAMS[script], ADAMS[script].replace(f"{agent}.parameters()", others)),
-        (start, f"    second = torch.optim.SGD([{agent}.multiplier], 0.1)\n{start}second=second, "),
+        (start, f"    second = torch.optim.SGD([{agent}.multiplier], 0.1)\n{rates}{start}{parts}"),
         (update, f"{indent}(100 * {agent}.multiplier).backward(); second.step()\n{update}"),
     )
     plain = trained(edited(script, multiplier))

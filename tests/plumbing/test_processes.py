@@ -129,6 +129,7 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
     [
         ("unsendable", "--async-envs", "Unsendable: the simulator gave up"),
         ("killed", "--async-envs", " ended with exit status -9"),
+        ("exits", "--async-envs", " ended with exit status 2"),
         ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
         ("quits", "", "the run was ended by sys.exit(None); to resume: python"),
         ("no goodbye", "", "ConnectionError: the simulator died"),
@@ -162,6 +163,11 @@ def test_processes_end_where_an_environment_cannot_be_made():
     with pytest.raises(RuntimeError, match="TypeError: unsupported") as raised:
         new_run(ppo, **small("Buggy", async_envs=True))
     assert raised and multiprocessing.active_children() == []
+
+
+def test_a_constructor_that_ends_its_process_is_named():
+    with pytest.raises(ppo.LostEnvironment, match="environment 0 ended with exit status 2"):
+        new_run(ppo, **small("Foreign", async_envs=True, env_kwargs='{"what": "leaves"}'))
 
 
 def test_the_process_of_the_run_makes_no_environment_beside_others():
@@ -244,7 +250,7 @@ def test_an_evaluation_closes_its_environments_when_it_fails():
 def test_who_gives_no_answer_is_named_and_ended():
     slow = small("Failing", env_kwargs='{"seconds": 3611}', async_envs=True, env_timeout=1.0)
     run = new_run(ppo, **slow)
-    with pytest.raises(TimeoutError, match=r"environments \[0, 1\] gave no answer for 1 s"):
+    with pytest.raises(ppo.LostEnvironment, match=r"environments \[0, 1\] gave no answer for 1 s"):
         ppo.train(run.args, run)
     workers = run.envs.processes
     run.close()
@@ -311,16 +317,54 @@ def test_what_an_evaluation_cannot_make_is_said_before_training():
     assert environments.Single.engines == []
 
 
-@pytest.mark.parametrize("size", [32, None])
-def test_films_come_from_processes_and_one_that_fails_ends_no_evaluation(size, capsys):
-    kwargs = json.dumps({"size": size})
-    run = train(ppo, **small("Filmed", async_envs=True, capture_video=True, env_kwargs=kwargs))
+def filmed(what):
+    own = {"async_envs": True, "capture_video": True, "env_kwargs": json.dumps({"what": what})}
+    return train(ppo, **small("Filmed", **own))
+
+
+@pytest.mark.parametrize("what", ["", "grows", "fails"])
+def test_films_come_from_processes_and_one_that_fails_ends_no_evaluation(what, capsys):
+    run = filmed(what)
     run.finish()
     run.close()
     assert json.loads((run.folder / "result.json").read_text())["eval_return_mean"] == 5
     (film,) = run.folder.glob("videos/*.mp4")
     assert film.stat().st_size > 0
-    assert ("the film ends here" in capsys.readouterr().err) == (size is None)
+    assert ("the film ends here" in capsys.readouterr().err) == bool(what)
+
+
+def test_a_film_of_what_has_ended_ends_the_run():
+    run = filmed("dies")
+    with pytest.raises(ppo.LostEnvironment, match="environment 0 ended with exit status 2"):
+        run.finish()
+    run.close()
+
+
+def test_a_film_that_cannot_be_written_ends_no_evaluation(capsys):
+    run = filmed("")
+    (run.folder / "videos").write_text("")
+    run.finish()
+    run.close()
+    assert "no film: FileExistsError" in capsys.readouterr().err
+    assert json.loads((run.folder / "result.json").read_text())["eval_return_mean"] == 5
+
+
+def test_who_has_ended_is_named_when_its_attributes_are_set():
+    run = new_run(ppo, **small("Clock", async_envs=True))
+    run.envs.set_attr("length", 7)
+    assert run.envs.get_attr("length") == (7, 7)
+    os.kill(run.envs.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(ppo.LostEnvironment, match="environment 1 ended with exit status -9"):
+        run.envs.set_attr("length", 8)
+    run.close()
+
+
+def test_what_a_simulator_does_on_signals_does_not_replace_what_the_run_does():
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in numbers]
+    run = new_run(ppo, **small("Foreign", env_kwargs='{"what": "deaf"}'))
+    assert [signal.getsignal(number) for number in numbers] == before
+    run.close()
 
 
 def test_under_nohup_a_hangup_ends_no_run(command):
