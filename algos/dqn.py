@@ -186,7 +186,7 @@ def update(q_network, target_q_network, optimizer, batch, args, losses_of):
     losses, _td_errors, scalars = losses_of(q_network, target_q_network, batch, args)
     loss = losses.mean()
     optimizer.zero_grad()
-    q_network.zero_grad()  # what another optimizer learns is in the norm, too
+    q_network.zero_grad()  # or the norm would count what another optimizer learned
     loss.backward()
     nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
     optimizer.step()
@@ -647,7 +647,7 @@ class RunArgs(Args):
     exp_name: str = ""  # Names the run: its folder begins with it.
     env_kwargs: str = "{}"  # Arguments of the environment, as JSON: '{"gravity": -5.0}'.
     async_envs: bool = False  # Steps each environment in a process of its own: for slow ones.
-    env_timeout: float = 600.0  # Those processes: the longest that one may take for a step [s].
+    env_timeout: float = 600.0  # Longest time that such a process may take for an answer [s].
     eval_episodes: int = 10  # Episodes of an evaluation, one in each of as many environments.
     eval_max_steps: int = 27_000  # Steps after which an evaluation cuts an episode, as Atari does.
     eval_frequency: int = 0  # Steps between evaluations, best.npz keeps the best; 0: at the end.
@@ -1036,14 +1036,11 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         # without threads, which has imported what takes long
         multiprocessing.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro"])
         super().__init__(makers, context="forkserver", **settings)
-        try:
+        with closed_on_error([self]):
             for numbers in [0], range(1, self.num_envs):  # one alone says what is wrong with all
                 if any(self.call("make_in_process", numbers)):
                     sys.exit(2)
             made = self.call("spaces_in_process")[0].fn
-        except BaseException:
-            self.close()
-            raise
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = made
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -1524,6 +1521,7 @@ class Run:
         self.ended = np.zeros(0, np.int64)  # the environments whose episode the last step ended
         self.finished = []  # (return, length) of episodes since the last point of the curves
         self.scalars = {}  # since then, by name: sum and number
+        self.group_sizes = {}  # of each optimizer by name, as run.start got it
         self.best_return = -math.inf  # of the evaluations so far
 
     def new_envs(self, num_envs, *entropy, **keywords):
@@ -1629,6 +1627,7 @@ class Run:
         self.obs, infos = reset(self.envs, args.seed, step)
         self.infos = of_each(infos, args.num_envs)
         self.next_infos = self.infos
+        self.seed_learning()
         # a loop that ended before its budget had ended for good
         return args.total_timesteps if resumed and resumed.get("trained") else step
 
@@ -1639,6 +1638,12 @@ class Run:
             if again[name] != self.settings[name]:
                 changed = f"{name}={self.settings[name]!r}, which becomes {again[name]!r}"
                 fail(f"a resume would check the arguments again, and change {changed}")
+
+    def seed_learning(self):
+        """Seeds Python's and NumPy's own generators behind each checkpoint, which does not keep
+        them: an edit may draw from them in an update.
+        """
+        seed_generators(env_seeds(1, self.args.seed, self.step_count, 2)[0])
 
     def restore(self, saved: dict):
         """Sets what a checkpoint holds."""
@@ -1659,16 +1664,24 @@ class Run:
         """Says which parameter of the agent could not be loaded, or would not learn, and what else
         an edit did that would be lost.
         """
-        if other := ", ".join(sorted(self.names ^ set(self.agent.state_dict()))):
+        names = set(self.agent.state_dict())
+        if any(name.startswith("_orig_mod.") for name in names):
+            return "torch.compile of an agent has no effect on act and losses: compile its modules"
+        if other := ", ".join(sorted(self.names ^ names)):
             return f"the agent must have {other} from make_agent on or not at all, to be loaded"
         if self.args.env_kwargs != self.settings["env_kwargs"]:
             return "env_kwargs changed, which a resume would not see: use run.envs.set_attr"
         annealed = [part for name, part in parts.items() if name.startswith("optimizer")]
         scheduled = [part.optimizer for part in parts.values() if isinstance(part, LRScheduler)]
         for optimizer in annealed if getattr(self.args, "anneal_lr", False) else ():
-            marked = any("initial_lr" in group for group in optimizer.param_groups)
-            if marked or optimizer in scheduled:
+            if has_scheduler(optimizer) or optimizer in scheduled:
                 return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
+        for name, part in parts.items():
+            if has_scheduler(part) and part not in scheduled:
+                return f"{name} has a scheduler that no checkpoint keeps: give it to run.start"
+            sizes = [len(group["params"]) for group in getattr(part, "param_groups", ())]
+            if self.group_sizes.setdefault(name, sizes) != sizes:
+                return f"{name} has new groups, as it could not resume: make them before run.start"
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
         learned = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameter in self.agent.named_parameters():
@@ -1678,7 +1691,11 @@ class Run:
         return ""
 
     def warn_of_unsaved(self):
-        """Says in a line if an optimizer learns a tensor that no part keeps."""
+        """Says in a line if no part keeps a tensor that the agent or an optimizer has."""
+        for name, value in vars(self.agent).items():
+            if isinstance(value, torch.Tensor):
+                how = "if it changes, make it by register_buffer"
+                print(f"no checkpoint keeps the agent's tensor {name}: {how}", file=sys.stderr)
         states = [state for part in self.parts.values() for state in part.state_dict().values()]
         kept = [state for state in states if isinstance(state, torch.Tensor)]
         for name, part in self.parts.items():
@@ -1687,7 +1704,7 @@ class Run:
                     on_device = [x for x in kept if x.device == tensor.device]
                     if not any(x.is_set_to(tensor) for x in on_device):
                         what = f"a tensor of shape {tuple(tensor.shape)}"
-                        how = "give its module to run.start"
+                        how = "make it a parameter of a module that run.start is given"
                         print(f"no checkpoint keeps {what} of {name}: {how}", file=sys.stderr)
 
     def describe(self):
@@ -1770,6 +1787,7 @@ class Run:
             self.log_evaluation()
         if saves:
             self.save()
+            self.seed_learning()
             if step % self.checkpoint_steps:
                 print(
                     f"the checkpoint of step {step} lies within episodes, so a resumed run will"
@@ -1880,8 +1898,8 @@ class Run:
             try:
                 torch.load(path, weights_only=True, mmap=True)
             except pickle.UnpicklingError as error:
-                kinds = "tensors, numbers, strings, dicts, lists and tuples of these"
-                raise TypeError(f"no run could resume from these parts, but {kinds}") from error
+                kinds = "tensors, numbers, strings, and dicts, lists and tuples of these, no arrays"
+                raise TypeError(f"no run could resume from these parts: only {kinds}") from error
 
         self.save_weights("weights.npz")
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file), check)
@@ -1935,13 +1953,16 @@ class Run:
             self.envs = self.writer = self.bar = self.lock = None
 
     def how_to_resume(self) -> str:
-        folder = self.folder
-        if folder is None or not (folder / "checkpoint.pt").exists():
+        needed = "args.json", "checkpoint.pt"
+        if self.folder is None or not all((self.folder / name).exists() for name in needed):
             return ""
-        if not (folder / "args.json").exists():
-            return ""
-        words = [*self.launcher, sys.argv[0], "--resume", str(folder)]
+        words = [*self.launcher, sys.argv[0], "--resume", str(self.folder)]
         return f"to resume: {shlex.join(words)}"
+
+
+def has_scheduler(part) -> bool:
+    """Whether a scheduler of torch sets the learning rate of this optimizer."""
+    return any("initial_lr" in group for group in getattr(part, "param_groups", ()))
 
 
 def progress_bar(**settings):
@@ -1969,13 +1990,10 @@ def interrupt(signum, frame):
 @contextlib.contextmanager
 def undisturbed():
     """Lets no second signal cut the closing short, which may take a while; Ctrl-C still does."""
-    numbers = signal.SIGTERM, signal.SIGHUP
-    handlers = [signal.signal(number, lambda *_: None) for number in numbers]
-    try:
+    with handlers_kept():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
         yield
-    finally:
-        for number, handler in zip(numbers, handlers, strict=True):
-            signal.signal(number, handler)
 
 
 def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_envs):

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,13 +32,15 @@ def load(path, num_envs: int = 1, **keywords):
     is_weights = Path(path).suffix == ".npz" and not Path(path).is_dir()
     name = algo_of(Path(path).parent if is_weights else Path(path))
     parent, args_class, make_agent, evaluation_policy, make_envs = parts_beside(name)
-    args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
-    args.async_envs = False  # so that a caller can look into them
-    args.eval_episodes = num_envs  # the run makes as many, only for their spaces
-    run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
-    run.envs.close()
-    run.agent.eval()
-    envs = make_envs(args, num_envs, training=False, **keywords)
+    with parent.generators_restored():  # the caller may train, such as a student of this agent
+        args = parent.parse_args(name, args_class, ["--evaluate", str(path), "--device", "auto"])
+        args.async_envs = False  # so that a caller can look into them
+        args.eval_episodes = num_envs  # the run makes as many, only for their spaces
+        args.torch_threads = torch.get_num_threads()
+        run = parent.Run(name, args, make_agent, evaluation_policy, make_envs)
+        run.envs.close()
+        run.agent.eval()
+        envs = make_envs(args, num_envs, training=False, **keywords)
     choose_actions = evaluation_policy(run.agent, np.random.default_rng([args.seed, 1, 1]), args)
     return lambda obs: parent.as_declared(choose_actions(obs), envs.single_action_space), envs
 

@@ -240,6 +240,21 @@ def test_dropout_and_a_scheduler_of_torch_resume(edited):
     assert rates == [pytest.approx(expected)] and updates == 4
 
 
+DRAWS = {  # of an update, from the generators that a script shares with environments
+    "ppo": ("rng.permutation(batch_size)", "np.random.permutation(batch_size)"),
+    "dqn": (
+        "rng.integers(1, min(self.total, self.length) + 1, size=batch_size)",
+        "np.array(random.choices(range(1, min(self.total, self.length) + 1), k=batch_size))",
+    ),
+}
+
+
+@pytest.mark.parametrize("script", DRAWS)
+def test_draws_from_numpy_s_and_python_s_own_generators_resume(script, edited):
+    settings = {"num_steps": 8, "num_minibatches": 4} if script == "ppo" else {}
+    assert_resumes(edited(script, DRAWS[script]), checkpoint_frequency=160, **settings)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_frozen_layer_keeps_its_weights_and_the_others_learn(script, edited):
     run = trained(edited(script, change_network(script, "NET[0].requires_grad_(False)")))
@@ -323,6 +338,46 @@ def test_other_arguments_of_the_environment_than_a_resume_has_are_refused(edited
         run.module.train(run.args, run)
 
 
+@pytest.mark.parametrize("script", ["ppo", "td3"])
+def test_a_scheduler_that_no_checkpoint_would_keep_is_refused(script, edited, failure):
+    """At the start or, if it is made behind it, at the next point of the curves."""
+    optimizer = "actor_optimizer" if script == "td3" else "optimizer"
+    scheduler = f"    scheduler = torch.optim.lr_scheduler.ExponentialLR({optimizer}, 0.9)\n"
+    settings = {} if script == "td3" else {"anneal_lr": False}
+    said = f"{optimizer} has a scheduler that no checkpoint keeps: give it to run.start"
+    start = "    step = run.start("
+    run = begun(edited(script, (start, scheduler + start)), **settings)
+    assert said in failure(run.module.train, run.args, run)
+    assert run.folder is None
+    loop = f"    {LOOP}"
+    run = begun(edited(script, (loop, scheduler + loop)), **settings)
+    with pytest.raises(RuntimeError, match=said):
+        run.module.train(run.args, run)
+
+
+def test_a_group_that_joins_an_optimizer_in_the_loop_is_refused(edited):
+    """No run could load its state: it makes the optimizer as run.start got it."""
+    group = '{"params": [torch.nn.Parameter(torch.ones(3))]}'
+    joins = f"        optimizer.add_param_group({group})\n"
+    run = begun(edited("ppo", (LOOP, LOOP + joins)), anneal_lr=False, total_timesteps=256)
+    with pytest.raises(RuntimeError, match="optimizer has new groups"):
+        run.module.train(run.args, run)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_agent_that_is_compiled_as_a_whole_is_refused(script, edited, failure):
+    """Only its `forward` would be compiled, which neither acting nor learning calls by itself."""
+    made = {
+        "dqn": "network_class(args, obs_space, int(action_space.n))\n",
+        "td3": "(agent_class or Agent)(args, *obs_space.shape, low, high)\n",
+    }.get(script, "agent_class(args, obs_space, action_space)\n")
+    compiled = f"    return torch.compile({made.strip()})\n"
+    run = begun(edited(script, (f"    return {made}", compiled)))
+    said = failure(run.module.train, run.args, run)
+    assert "torch.compile of an agent has no effect on act and losses" in said
+    assert run.folder is None
+
+
 SECOND = {  # of each script the line that makes the agent's last part, and the last of an update
     "ppo": (CRITIC, "        scalars = update(agent, optimizer, batch, args, clip_coef, run.rng"),
     "a2c": (CRITIC, "        scalars = update(agent, optimizer, batch, args"),
@@ -355,7 +410,7 @@ def test_the_gradient_of_another_optimizer_is_not_in_the_norm(script, edited):
 
 
 def test_a_gradient_that_gathers_over_updates_resumes(edited):
-    first, second = "    optimizer.zero_grad()\n", "    q_network.zero_grad()  # what another"
+    first, second = "    optimizer.zero_grad()\n", "    q_network.zero_grad()  # or the norm"
     module = edited(
         "dqn",
         (first + second, "    #"),
@@ -424,6 +479,15 @@ def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
         for shape in ("(2, 3)", "(2,)"):
             words = f"no checkpoint keeps a tensor of shape {shape} of optimizer: "
             assert said.count(words) == (not parts)
+
+
+def test_a_tensor_of_the_agent_that_is_not_kept_is_said(edited, capsys):
+    line, _ = NETWORKS["ppo"]
+    zeros = "torch.zeros(3)"
+    for kept in (f"self.register_buffer('mu', {zeros})", f"self.mu = {zeros}"):
+        trained(edited("ppo", (line, f"{line}; {kept}")))
+        words = "no checkpoint keeps the agent's tensor mu: if it changes, make it by register"
+        assert (words in capsys.readouterr().err) == ("self.mu" in kept)
 
 
 def test_what_an_evaluation_moves_is_put_back(edited):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import ppo
 import pytest
+import torch
 from conftest import ROOT, SCRIPTS, VARIANTS, before, calls, env_seeds, new_run, stopped, train
 from load import load, parts_of
 from test_runs import TINY
@@ -62,6 +64,26 @@ def test_keywords_reach_games():
     args = ppo.RunArgs(env_id="ALE/Freeway-v5", torch_threads=1)
     keywords = {"full_action_space": True, "render_mode": "rgb_array"}
     assert ppo.make_envs(args, 1, training=False, **keywords).single_action_space.n == 18
+
+
+def test_a_caller_that_trains_draws_as_if_it_had_not_loaded():
+    """Such as a student, whose dropout draws from torch, of a teacher that it loads."""
+    run = finished("ppo", seed=3)
+    threads = torch.get_num_threads()
+
+    def draws(loads):
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        torch.set_num_threads(2)
+        if loads:
+            load(run.folder)
+        return random.random(), np.random.random(), torch.rand(1).item(), torch.get_num_threads()
+
+    try:
+        assert draws(loads=True) == draws(loads=False)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_folder_may_have_the_name_of_a_file(command):
