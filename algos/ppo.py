@@ -103,8 +103,8 @@ class Args:
 
 
 def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None, parts=None):
-    """Rollout, update, repeat. `run` has the agent, the environments and a generator: see Run. What
-    follows it a variant may bring, such as ppo_lstm.py: functions of its own, and `parts`, which
+    """Rollout, update, repeat. `run` has the agent, the environments and a generator: see Run. The
+    rest is for variants, such as ppo_lstm.py: functions of their own, and `parts`, which
     checkpoints keep by name.
     """
     collect = collect or collect_step
@@ -116,7 +116,7 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
         adam = {"lr": args.learning_rate, "eps": 1e-5, "fused": True}
         optimizer = torch.optim.Adam(agent.parameters(), **adam)
     first_rates = [group["lr"] for group in optimizer.param_groups]  # before annealing
-    # for norm_reward: of each running episode the discounted rewards so far; no checkpoint keeps
+    # for norm_reward: each running episode's discounted rewards so far; no checkpoint keeps
     # them, since every episode ends there
     running_returns = np.zeros(args.num_envs)
     step = run.start(agent=agent, optimizer=optimizer, **(parts or {}))
@@ -147,8 +147,8 @@ def train(args, run, optimizer=None, collect=None, make_batch=None, loss_of=None
 def collect_step(agent, run, args):
     """One step of every environment, as the buffer keeps it: arrays (num_envs, ...) by name.
 
-    next_obs is what the actions led to, also where it is the last of an episode; there run.obs is
-    then the first of the next.
+    next_obs is what the actions led to, even at an episode's end, where run.obs is already the
+    first of the next.
     """
     obs = run.obs
     actions = agent.act(obs, run.rng)
@@ -173,12 +173,12 @@ def rollout_batch(agent, buffer, args, running_returns):
         return torch.as_tensor(array, device=agent.device).flatten(0, 1)
 
     batch = {"obs": flat(buffer["obs"]), "actions": flat(buffer["actions"])}
-    if agent.sees_images:  # channels last is what `features` makes of them: once for all
+    if agent.sees_images:  # the layout that `features` needs, made once for all
         batch["obs"] = batch["obs"].contiguous(memory_format=torch.channels_last)
     # in one pass, not step by step while acting: the weights are still those that acted
     batch["log_probs"], _, batch["values"] = agent.evaluate_actions(batch)
     values = batch["values"].cpu().numpy().reshape(-1, args.num_envs)
-    # V(s') apart: where an episode was cut, next_obs is not the next row's obs
+    # V(s') separately: where an episode was cut, next_obs is not the next row's obs
     next_values = agent.value(agent.features(flat(buffer["next_obs"])))
     next_values = next_values.cpu().numpy().reshape(-1, args.num_envs)
     advantages, running_returns = rollout_advantages(
@@ -212,7 +212,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
     rows = {name: len(tensor) for name, tensor in batch.items()}
     assert set(rows.values()) == {batch_size}, rows
     num_steps = batch["advantages"].numel()  # not batch_size: in ppo_lstm.py a row is a sequence
-    # a short last rollout has fewer minibatches: norm_adv's deviation takes two steps in each
+    # fewer minibatches in a short last rollout: norm_adv's deviation needs two steps in each
     num_minibatches = max(1, min(args.num_minibatches, num_steps // 2))
     losses = {}  # by name, those of all minibatches of all epochs
     for _ in range(args.update_epochs):
@@ -222,7 +222,7 @@ def update(agent, optimizer, batch, args, clip_coef, rng, loss_of):
             minibatch = {name: tensor[chosen] for name, tensor in batch.items()}
             loss, terms, log_ratio = loss_of(agent, minibatch, args, clip_coef)
             optimizer.zero_grad()
-            agent.zero_grad()  # or the norm would count what another optimizer learned
+            agent.zero_grad()  # or the norm would include another optimizer's gradients
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
@@ -255,7 +255,7 @@ def ppo_loss(agent, minibatch, args, clip_coef):
     value_clip = clip_coef if args.clip_vloss else None
     v_loss = value_loss(values, minibatch["values"], minibatch["returns"], value_clip)
     loss = policy_loss + args.vf_coef * v_loss
-    if args.ent_coef > 0:  # else its backward pass would be for nothing
+    if args.ent_coef > 0:  # else its backward pass would be wasted
         loss = loss - args.ent_coef * entropy
     return loss, {"policy_loss": policy_loss, "value_loss": v_loss, "entropy": entropy}, log_ratio
 
@@ -303,7 +303,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def discounted_returns(rewards, ended, gamma, running):
     """The rewards of an episode up to each step, discounted backwards: sum_k gamma^k r_{t-k}. Their
-    deviation scales rewards. Besides, `running` for the next call: the last sums, 0 after an end.
+    deviation scales rewards. Also `running` for the next call: the last sums, 0 after an end.
     rewards, ended (steps, envs); running (envs,).
     """
     sums = np.zeros(rewards.shape)
@@ -385,7 +385,7 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
             low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
             with np.errstate(all="ignore"):  # of infinite bounds
-                bounded = high - low < np.finfo(np.float32).max  # as which some write infinity
+                bounded = high - low < np.finfo(np.float32).max  # which some use for infinity
                 # without bounds: the environment's units, from 0 or the bound nearest to it
                 self.middle = np.where(bounded, (low + high) / 2, np.clip(0, low, high))
                 self.half_range = np.where(bounded, (high - low) / 2, 1)
@@ -564,7 +564,7 @@ def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **k
     """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
     if is_game(args.env_id):
         keywords = json.loads(args.env_kwargs) | keywords
-        if keywords.pop("render_mode", None) == "human":  # of others AtariEnvs.render needs none
+        if keywords.pop("render_mode", None) == "human":  # AtariEnvs.render needs no other
             fail(f"{args.env_id} opens no window, but --capture-video films it")
         with one_line_errors(args.env_id, keywords):
             return make_games(args, num_envs, training, **keywords)
@@ -619,7 +619,7 @@ class AtariEnvs(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated, truncated, {**infos, "_final_obs": over}
 
     @property
-    def envs(self):  # of which films take the first
+    def envs(self):  # films use the first
         return [self]
 
     def render(self):  # the first game as the agent sees it: 84 x 84, grey
@@ -728,7 +728,7 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(f"--{field}={value}")
     if settings:
-        # a table must be right by itself; what a run was trained with, only beside --evaluate
+        # a table must be valid by itself, the arguments of a run only with those typed
         own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
@@ -889,7 +889,7 @@ def why_no_vector(space, alone: bool) -> str:
 
 
 def parts_of(space, name: str) -> list:
-    """(name, space) of a Dict's or Tuple's parts, and theirs; of another space itself."""
+    """(name, space) of each part of a Dict or Tuple, nested too; of another space itself."""
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         return [(name, space)]
     pairs = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
@@ -904,7 +904,7 @@ def is_flattenable(space) -> bool:
 
 
 class Converted(gym.ObservationWrapper):
-    """The environment with convert(obs), of `space`, and plain numbers, whatever array it gives."""
+    """The environment with convert(obs), in `space`; rewards and flags become plain numbers."""
 
     def __init__(self, env, convert, space):
         super().__init__(env)
@@ -982,7 +982,7 @@ def side_by_side(args, num_envs: int, make_env, keywords: dict):
 
 def in_this_process(make, num_envs: int):
     envs = []
-    with closed_on_error(envs):  # where one cannot be made, the others
+    with closed_on_error(envs):  # the others, if one cannot be made
         for _ in range(num_envs):
             envs.append(make())
         return SyncEnvs([lambda env=env: env for env in envs], autoreset_mode=SAME_STEP)
@@ -1029,7 +1029,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
     def __init__(self, makers, timeout: float):
         self.timeout = timeout
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of these processes: torch here has read it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # for these processes: torch here has read it
         settings = {"autoreset_mode": SAME_STEP, "shared_memory": False}
         # a fork of this process would inherit locks that its threads hold: these are forks of one
         # without threads, which has imported what takes long
@@ -1077,7 +1077,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             raise
 
     @property
-    def envs(self):  # of which films take the first
+    def envs(self):  # films use the first
         return [SimpleNamespace(render=self.first_picture)]
 
     def first_picture(self):
@@ -1097,7 +1097,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         return infos
 
     def _poll_pipe_envs(self, timeout=None):  # gymnasium asks it before it reads
-        for _ in range(math.ceil(self.timeout)):  # a run that is stopped for long misses one alone
+        for _ in range(math.ceil(self.timeout)):  # however long a run is stopped, it loses one
             if super()._poll_pipe_envs(min(1, self.timeout)):
                 return True
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
@@ -1125,8 +1125,8 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
 
 def in_process(make, number: int, seed: int, spec):
-    """A function that prepares a process of AsyncEnvs for an environment, seeds what this shares
-    with others, and registers `spec`. gymnasium calls one here as well, to look at the spaces.
+    """A function that prepares a process of AsyncEnvs: seeds Python's, NumPy's and torch's
+    generators, registers `spec`. gymnasium calls one here as well, to look at the spaces.
     """
     parent = os.getpid()
 
@@ -1148,7 +1148,7 @@ def in_process(make, number: int, seed: int, spec):
 
 
 def end_after_training():
-    """Ends a process of AsyncEnvs, with its programs, that hangs when the training was killed."""
+    """Ends a process of AsyncEnvs, and its programs, if it hangs after the training was killed."""
     multiprocessing.parent_process().join()
     for number in (signal.SIGTERM, signal.SIGKILL):
         time.sleep(5)
@@ -1156,8 +1156,8 @@ def end_after_training():
 
 
 def on_sigterm(handler):
-    """Calls it on SIGTERM, but not in processes that a simulator forks: these end by it, even if
-    it comes before they have forgotten the handler.
+    """Calls `handler` on SIGTERM, but not in processes that a simulator forks: SIGTERM ends these,
+    even if it comes before they have reset the handler.
     """
 
     def hold():
@@ -1175,7 +1175,7 @@ def on_sigterm(handler):
 
 
 class Unmade(gym.Env):
-    """In the place of an environment that a process has yet to make."""
+    """Stands in for an environment that a process has yet to make."""
 
     observation_space = action_space = gym.spaces.Discrete(1)
 
@@ -1265,7 +1265,7 @@ def torch_seeded(seed: int):
 
 @contextlib.contextmanager
 def handlers_kept():
-    """A simulator that sets its own would keep Ctrl-C and SIGTERM from closing the others."""
+    """Restores them: a simulator's own would keep Ctrl-C from closing the others."""
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     handlers = [signal.getsignal(number) for number in numbers]
     try:
@@ -1294,7 +1294,7 @@ def reset(envs, *entropy: int):
 
 
 def as_declared(actions, space):
-    """Actions (n, ...), Discrete ones from 0, with the start, shape and dtype that `space` has."""
+    """Converts actions (n, ...), Discrete ones from 0, to `space`'s start, shape and dtype."""
     if isinstance(space, gym.spaces.Tuple):  # a column for each
         return tuple(as_declared(actions[:, i], part) for i, part in enumerate(space))
     actions = actions.reshape(len(actions), *space.shape) + getattr(space, "start", 0)
@@ -1303,8 +1303,8 @@ def as_declared(actions, space):
 
 
 def of_each(infos: dict, num_envs: int) -> list[dict]:
-    """What each environment said. Of others than ours gymnasium merges it into arrays by name, with
-    a mask `_name` beside each; so do wrappers of all environments together.
+    """Each environment's info. In vector environments not made here gymnasium merges infos into
+    arrays by name, with a mask `_name` beside each; so do wrappers of vector environments.
     """
     said = [dict(infos.get(i, {})) for i in range(num_envs)]
     for name, values in infos.items():
@@ -1412,7 +1412,7 @@ def load_weights(agent, path: Path, but: dict):
 
 
 def versions(args_class) -> dict:
-    """Of the packages, and of the script a hash, with all that it inherits its arguments from."""
+    """Of the packages, and a hash of the script and of those whose Args it inherits."""
     classes = args_class.__mro__[:-1]  # one of a notebook has no file
     files = {getattr(sys.modules[c.__module__], "__file__", __file__) for c in classes}
     code = b"".join(Path(file).read_bytes() for file in sorted(files))
@@ -1435,7 +1435,7 @@ def choose_device(name: str, images: bool):
         name = "cuda" if images and torch.cuda.is_available() else "cpu"
     try:
         device = torch.zeros(1, device=name).device
-        torch.zeros(1, device=device).item()  # not of `meta`, which holds no numbers
+        torch.zeros(1, device=device).item()  # fails for `meta`, without numbers
     except (RuntimeError, AssertionError, ImportError) as error:
         fail(f"--device {name}: {error}")
     return device
@@ -1493,7 +1493,7 @@ class Run:
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
-        torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
+        torch.set_flush_denormal(True)  # dead units make Adam's moments denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
         self.settings = asdict(args)  # from here on a script may change its arguments
@@ -1531,8 +1531,8 @@ class Run:
             return self.make_envs(self.args, num_envs, **keywords)
 
     def try_evaluation(self):
-        """Ends the script now, rather than after hours of training, if what an evaluation plays in
-        cannot be made, or gives no picture for a film.
+        """Ends the script now, rather than after hours of training, if the environments of an
+        evaluation cannot be made, or give no picture for a film.
         """
         rendering = {"render_mode": "rgb_array"} if self.args.capture_video else {}
         envs = self.new_envs(self.args.eval_episodes, 0, training=False, **rendering)
@@ -1639,7 +1639,7 @@ class Run:
                 fail(f"a resume would check the arguments again, and change {changed}")
 
     def seed_learning(self):
-        """Seeds Python's and NumPy's own generators behind each checkpoint, which does not keep
+        """Seeds Python's and NumPy's own generators after each checkpoint, which does not keep
         them: an edit may draw from them in an update.
         """
         seed_generators(env_seeds(1, self.args.seed, self.step_count, 2)[0])

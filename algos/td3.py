@@ -96,9 +96,9 @@ class Args:
 
 
 def train(args: Args, run: "Run", optimizers=None, buffer=None, update=None, parts=None):
-    """Act, store, learn, repeat. `run` has agent, environments and a generator: see Run. What
-    follows it a variant may bring, such as td3_sac.py: an update or optimizers of its own, and
-    `parts`, which checkpoints keep by name.
+    """Act, store, learn, repeat. `run` has agent, environments and a generator: see Run. The rest
+    is for variants, such as td3_sac.py: an update or optimizers of their own, and `parts`, which
+    checkpoints keep by name.
     """
     agent = run.agent
     target = copy.deepcopy(agent).eval()
@@ -428,7 +428,7 @@ def make_agent(args, obs_space, action_space, agent_class=None):
     if len(obs_space.shape) != 1:
         fail(f"observations must be vectors, not {obs_space}")
     low, high = np.float64([action_space.low, action_space.high]).reshape(2, -1)
-    if not (high - low < np.finfo(np.float32).max).all():  # as which some write infinity
+    if not (high - low < np.finfo(np.float32).max).all():  # which some use for infinity
         fail(f"every action needs bounds, not {action_space}: try ppo.py")
     return (agent_class or Agent)(args, *obs_space.shape, low, high)
 
@@ -556,7 +556,7 @@ def parse_args(name: str, args_class, argv: list[str]):
         else:
             flags.append(f"--{field}={value}")
     if settings:
-        # a table must be right by itself; what a run was trained with, only beside --evaluate
+        # a table must be valid by itself, the arguments of a run only with those typed
         own = [] if asked.config else argv
         blamed_on(source, lambda: checked(tyro.cli(args_class, args=flags + own)))
     args = tyro.cli(args_class, args=flags + argv)
@@ -717,7 +717,7 @@ def why_no_vector(space, alone: bool) -> str:
 
 
 def parts_of(space, name: str) -> list:
-    """(name, space) of a Dict's or Tuple's parts, and theirs; of another space itself."""
+    """(name, space) of each part of a Dict or Tuple, nested too; of another space itself."""
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         return [(name, space)]
     pairs = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
@@ -732,7 +732,7 @@ def is_flattenable(space) -> bool:
 
 
 class Converted(gym.ObservationWrapper):
-    """The environment with convert(obs), of `space`, and plain numbers, whatever array it gives."""
+    """The environment with convert(obs), in `space`; rewards and flags become plain numbers."""
 
     def __init__(self, env, convert, space):
         super().__init__(env)
@@ -810,7 +810,7 @@ def side_by_side(args, num_envs: int, make_env, keywords: dict):
 
 def in_this_process(make, num_envs: int):
     envs = []
-    with closed_on_error(envs):  # where one cannot be made, the others
+    with closed_on_error(envs):  # the others, if one cannot be made
         for _ in range(num_envs):
             envs.append(make())
         return SyncEnvs([lambda env=env: env for env in envs], autoreset_mode=SAME_STEP)
@@ -857,7 +857,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
     def __init__(self, makers, timeout: float):
         self.timeout = timeout
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of these processes: torch here has read it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # for these processes: torch here has read it
         settings = {"autoreset_mode": SAME_STEP, "shared_memory": False}
         # a fork of this process would inherit locks that its threads hold: these are forks of one
         # without threads, which has imported what takes long
@@ -905,7 +905,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
             raise
 
     @property
-    def envs(self):  # of which films take the first
+    def envs(self):  # films use the first
         return [SimpleNamespace(render=self.first_picture)]
 
     def first_picture(self):
@@ -925,7 +925,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         return infos
 
     def _poll_pipe_envs(self, timeout=None):  # gymnasium asks it before it reads
-        for _ in range(math.ceil(self.timeout)):  # a run that is stopped for long misses one alone
+        for _ in range(math.ceil(self.timeout)):  # however long a run is stopped, it loses one
             if super()._poll_pipe_envs(min(1, self.timeout)):
                 return True
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
@@ -953,8 +953,8 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
 
 def in_process(make, number: int, seed: int, spec):
-    """A function that prepares a process of AsyncEnvs for an environment, seeds what this shares
-    with others, and registers `spec`. gymnasium calls one here as well, to look at the spaces.
+    """A function that prepares a process of AsyncEnvs: seeds Python's, NumPy's and torch's
+    generators, registers `spec`. gymnasium calls one here as well, to look at the spaces.
     """
     parent = os.getpid()
 
@@ -976,7 +976,7 @@ def in_process(make, number: int, seed: int, spec):
 
 
 def end_after_training():
-    """Ends a process of AsyncEnvs, with its programs, that hangs when the training was killed."""
+    """Ends a process of AsyncEnvs, and its programs, if it hangs after the training was killed."""
     multiprocessing.parent_process().join()
     for number in (signal.SIGTERM, signal.SIGKILL):
         time.sleep(5)
@@ -984,8 +984,8 @@ def end_after_training():
 
 
 def on_sigterm(handler):
-    """Calls it on SIGTERM, but not in processes that a simulator forks: these end by it, even if
-    it comes before they have forgotten the handler.
+    """Calls `handler` on SIGTERM, but not in processes that a simulator forks: SIGTERM ends these,
+    even if it comes before they have reset the handler.
     """
 
     def hold():
@@ -1003,7 +1003,7 @@ def on_sigterm(handler):
 
 
 class Unmade(gym.Env):
-    """In the place of an environment that a process has yet to make."""
+    """Stands in for an environment that a process has yet to make."""
 
     observation_space = action_space = gym.spaces.Discrete(1)
 
@@ -1093,7 +1093,7 @@ def torch_seeded(seed: int):
 
 @contextlib.contextmanager
 def handlers_kept():
-    """A simulator that sets its own would keep Ctrl-C and SIGTERM from closing the others."""
+    """Restores them: a simulator's own would keep Ctrl-C from closing the others."""
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     handlers = [signal.getsignal(number) for number in numbers]
     try:
@@ -1122,7 +1122,7 @@ def reset(envs, *entropy: int):
 
 
 def as_declared(actions, space):
-    """Actions (n, ...), Discrete ones from 0, with the start, shape and dtype that `space` has."""
+    """Converts actions (n, ...), Discrete ones from 0, to `space`'s start, shape and dtype."""
     if isinstance(space, gym.spaces.Tuple):  # a column for each
         return tuple(as_declared(actions[:, i], part) for i, part in enumerate(space))
     actions = actions.reshape(len(actions), *space.shape) + getattr(space, "start", 0)
@@ -1131,8 +1131,8 @@ def as_declared(actions, space):
 
 
 def of_each(infos: dict, num_envs: int) -> list[dict]:
-    """What each environment said. Of others than ours gymnasium merges it into arrays by name, with
-    a mask `_name` beside each; so do wrappers of all environments together.
+    """Each environment's info. In vector environments not made here gymnasium merges infos into
+    arrays by name, with a mask `_name` beside each; so do wrappers of vector environments.
     """
     said = [dict(infos.get(i, {})) for i in range(num_envs)]
     for name, values in infos.items():
@@ -1240,7 +1240,7 @@ def load_weights(agent, path: Path, but: dict):
 
 
 def versions(args_class) -> dict:
-    """Of the packages, and of the script a hash, with all that it inherits its arguments from."""
+    """Of the packages, and a hash of the script and of those whose Args it inherits."""
     classes = args_class.__mro__[:-1]  # one of a notebook has no file
     files = {getattr(sys.modules[c.__module__], "__file__", __file__) for c in classes}
     code = b"".join(Path(file).read_bytes() for file in sorted(files))
@@ -1263,7 +1263,7 @@ def choose_device(name: str, images: bool):
         name = "cuda" if images and torch.cuda.is_available() else "cpu"
     try:
         device = torch.zeros(1, device=name).device
-        torch.zeros(1, device=device).item()  # not of `meta`, which holds no numbers
+        torch.zeros(1, device=device).item()  # fails for `meta`, without numbers
     except (RuntimeError, AssertionError, ImportError) as error:
         fail(f"--device {name}: {error}")
     return device
@@ -1321,7 +1321,7 @@ class Run:
         args.torch_threads = args.torch_threads or (torch.get_num_threads() if images else 1)
         torch.set_num_threads(args.torch_threads)
         torch.backends.cudnn.deterministic = True
-        torch.set_flush_denormal(True)  # of silent units Adam's moments become denormal: slow
+        torch.set_flush_denormal(True)  # dead units make Adam's moments denormal: slow
         torch.manual_seed(args.seed)
         self.rng = np.random.default_rng(args.seed)
         self.settings = asdict(args)  # from here on a script may change its arguments
@@ -1359,8 +1359,8 @@ class Run:
             return self.make_envs(self.args, num_envs, **keywords)
 
     def try_evaluation(self):
-        """Ends the script now, rather than after hours of training, if what an evaluation plays in
-        cannot be made, or gives no picture for a film.
+        """Ends the script now, rather than after hours of training, if the environments of an
+        evaluation cannot be made, or give no picture for a film.
         """
         rendering = {"render_mode": "rgb_array"} if self.args.capture_video else {}
         envs = self.new_envs(self.args.eval_episodes, 0, training=False, **rendering)
@@ -1467,7 +1467,7 @@ class Run:
                 fail(f"a resume would check the arguments again, and change {changed}")
 
     def seed_learning(self):
-        """Seeds Python's and NumPy's own generators behind each checkpoint, which does not keep
+        """Seeds Python's and NumPy's own generators after each checkpoint, which does not keep
         them: an edit may draw from them in an update.
         """
         seed_generators(env_seeds(1, self.args.seed, self.step_count, 2)[0])
