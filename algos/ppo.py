@@ -1660,9 +1660,7 @@ class Run:
             fail(f"{path}: {type(error).__name__}: {error}")
 
     def mistake(self, parts: dict) -> str:
-        """Says which parameter of the agent could not be loaded, or would not learn, and what else
-        an edit did that would be lost.
-        """
+        """Says what an edit did that would be lost, or could not be loaded."""
         names = set(self.agent.state_dict())
         if any(name.startswith("_orig_mod.") for name in names):
             return "torch.compile of an agent has no effect on act and losses: compile its modules"
@@ -1670,13 +1668,18 @@ class Run:
             return f"the agent must have {other} from make_agent on or not at all, to be loaded"
         if self.args.env_kwargs != self.settings["env_kwargs"]:
             return "env_kwargs changed, which a resume would not see: use run.envs.set_attr"
+        return self.mistake_of_optimizers(parts)
+
+    def mistake_of_optimizers(self, parts: dict) -> str:
+        """Says which learning rate or group would not resume, or which parameter does not learn."""
         annealed = [part for name, part in parts.items() if name.startswith("optimizer")]
         scheduled = [part.optimizer for part in parts.values() if isinstance(part, LRScheduler)]
         for optimizer in annealed if getattr(self.args, "anneal_lr", False) else ():
             if has_scheduler(optimizer) or optimizer in scheduled:
                 return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
+        kept = [getattr(part, "optimizer", None) for part in parts.values()]  # of any scheduler
         for name, part in parts.items():
-            if has_scheduler(part) and part not in scheduled:
+            if has_scheduler(part) and part not in kept:
                 return f"{name} has a scheduler that no checkpoint keeps: give it to run.start"
             sizes = [len(group["params"]) for group in getattr(part, "param_groups", ())]
             if self.group_sizes.setdefault(name, sizes) != sizes:
