@@ -235,9 +235,12 @@ class FollowingRun(ppo.Run):
         self.obs, infos = ppo.reset(self.envs, self.args.seed, self.step_count)
         self.infos = ppo.of_each(infos, self.args.num_envs)
         self.next_infos = self.infos
+        self.seed_learning()
         return self.step_count
 
     def end_iteration(self, scalars):
+        if self.step_count % self.checkpoint_steps == 0:
+            self.seed_learning()
         return self.step_count
 
 

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import signal
 import subprocess
@@ -114,6 +115,25 @@ def trained(flags, look=lambda run: run.hash()):
         return look(seen[0])
 
     return train
+
+
+def test_what_an_update_of_another_rank_draws_from_numpy_resumes():
+    def follower(first_step):
+        args = parse(ppo_parallel, f"{PENDULUM} --total-timesteps 540".split())
+        args.first_step = first_step
+        own = ppo.make_agent, ppo.evaluation_policy, ppo.make_envs
+        run = ppo_parallel.FollowingRun("ppo_parallel", args, *own)
+        run.start(agent=run.agent)
+        return run
+
+    run = follower(0)
+    while run.step_count < run.checkpoint_steps:
+        run.step(np.zeros((3, 1)))
+    np.random.random()  # in an update
+    run.end_iteration({})
+    draws = np.random.random(), random.random()
+    follower(run.step_count)
+    assert (np.random.random(), random.random()) == draws
 
 
 @pytest.mark.parametrize(
