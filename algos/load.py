@@ -48,7 +48,9 @@ def load(path, num_envs: int = 1, **keywords):
 def refuse(text):
     """As the scripts do: one line, and exit status 2."""
     print(f"load: {text}", file=sys.stderr)
-    sys.exit(2)
+    end = SystemExit(2)
+    end.explained = True  # as of a script's own `fail`
+    raise end
 
 
 def algo_of(folder: Path) -> str:

@@ -658,14 +658,18 @@ class RunArgs(Args):
     runs_dir: str = "runs"  # Where run folders are made.
 
 
+class Refused(SystemExit):
+    """The end by `fail`, which has said why, unlike that of a simulator which calls sys.exit(2)."""
+
+    explained = True
+
+
 def fail(text):
     """Ends the script with exit status 2 and one line about what the user can fix."""
     line = f"{Path(sys.argv[0]).name}: {' '.join(str(text).split())}"
     # what a stranger's file says must not command the terminal
     print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
-    end = SystemExit(2)
-    end.explained = True  # unlike that of a simulator which calls sys.exit(2)
-    raise end
+    raise Refused(2)
 
 
 def require_range(args, names: str, low=0, high=math.inf):
@@ -881,8 +885,9 @@ def why_no_vector(space, alone: bool) -> str:
         return "has no fixed size: gym.wrappers.FilterObservation in make_env leaves it out"
     if picture and small_numbers and not alone:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
-    if picture and len(shape) == 3 and not small_numbers:
-        return "is a picture, which must be uint8, 0 to 255: see gym.wrappers.TransformObservation"
+    if picture and not small_numbers:
+        by = "gym.wrappers.TransformObservation makes it uint8, FlattenObservation a vector"
+        return f"is a picture: {by}"
     if small_numbers and len(shape) > 1 and alone and 0 not in shape:
         return "is no vector: gym.wrappers.FlattenObservation in make_env makes it one"
     return ""
@@ -1038,7 +1043,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         with closed_on_error([self]):
             for numbers in [0], range(1, self.num_envs):  # one alone says what is wrong with all
                 if any(self.call("make_in_process", numbers)):
-                    sys.exit(2)
+                    raise Refused(2)
             made = self.call("spaces_in_process")[0].fn
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = made
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -1126,7 +1131,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
 def in_process(make, number: int, seed: int, spec):
     """A function that prepares a process of AsyncEnvs: seeds Python's, NumPy's and torch's
-    generators, registers `spec`. gymnasium calls one here as well, to look at the spaces.
+    generators, and registers `spec`. gymnasium calls one here as well, to look at the spaces.
     """
     parent = os.getpid()
 
@@ -1683,7 +1688,7 @@ class Run:
                 return f"{name} has a scheduler that no checkpoint keeps: give it to run.start"
             sizes = [len(group["params"]) for group in getattr(part, "param_groups", ())]
             if self.group_sizes.setdefault(name, sizes) != sizes:
-                return f"{name} has new groups, as it could not resume: make them before run.start"
+                return f"{name} has new groups that no resume has: make them before run.start"
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
         learned = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameter in self.agent.named_parameters():
@@ -2019,10 +2024,11 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         print("\nstopped" + (f"; {how}" if how else ""), file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except SystemExit as ended:
-        if ended.code == 2:  # by fail
+        if getattr(ended, "explained", False):
             raise
         how = run.how_to_resume() if run else ""
-        raise RuntimeError(f"the run was ended by sys.exit({ended.code!r}); {how}") from ended
+        text = f"the run was ended by sys.exit({ended.code!r})"
+        raise RuntimeError(text + (f"; {how}" if how else "")) from ended
     except Exception as error:  # Python prints the note below the traceback
         begun = run and run.folder
         if isinstance(error, MemoryError) and not begun:

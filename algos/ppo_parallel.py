@@ -62,7 +62,9 @@ def train(args: Args, run: ppo.Run):
     if num_ranks() == 1:
         return ppo.train(args, run)
     if dist.get_rank() == 0:
-        from_rank_0({"args": asdict(args), "step": run.step_count})
+        trained = run.saved and run.saved["trained"]  # then only the evaluation is left
+        step = args.total_timesteps if trained else run.step_count
+        from_rank_0({"args": asdict(args), "step": step})
     from_all(torch.zeros(()))  # once all have made their environments
 
     own_step = run.step

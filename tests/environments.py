@@ -164,7 +164,7 @@ class Foreign(Program):
         if self.steps == 20 and self.what == "unsendable":
             raise Unsendable("the simulator gave up")
         if self.steps == 20 and self.what == "quits":
-            sys.exit()
+            sys.exit(2)
         if self.steps == 20 and self.what == "killed":  # as by the system, when memory is short
             os.kill(os.getpid(), signal.SIGKILL)
         if self.steps == 20 and self.what == "exits":

@@ -101,6 +101,7 @@ WRONG = {
     "NoAchieved": {"desired_goal": POINT, "observation": POINT},
     "NoDesired": {"achieved_goal": POINT, "observation": POINT},
     "Unlike": PARTS | {"achieved_goal": PARTS["observation"]},
+    "Unkind": PARTS | {"desired_goal": Box(-1, 1, POINT.shape, np.int64)},
     "OneHot": PARTS | {"achieved_goal": Discrete(5), "desired_goal": Discrete(5)},
 }
 TWO = Discrete(2)
@@ -341,6 +342,11 @@ def test_rewards_must_be_compute_reward_s(module):
     rewards = 2 * next_obs[:, ACHIEVED][:, 0] - 3 * obs[:, DESIRED][:, 0] + obs[:, DESIRED][:, 1]
     rest = next_obs, never, never
     script.hindsight.add(obs, rewards, *rest)
+    moved = next_obs.copy()  # a goal that moved before the reward
+    moved[0, DESIRED] = 7
+    moved_rewards = rewards.copy()
+    moved_rewards[0] = 2 * next_obs[0, ACHIEVED][0] - 3 * 7 + 7
+    script.hindsight.add(obs, moved_rewards, moved, never, never)
     with pytest.raises(ValueError, match="but compute_reward says"):
         script.hindsight.add(obs, 0.1 * rewards, *rest)
     script.hindsight.run.args.n_sampled_goal = 0  # its parent asks for no compute_reward
@@ -473,12 +479,28 @@ def test_rewards_are_asked_of_the_environments_of_the_run(asynchronous):
     run.close()
 
 
+def test_the_environment_that_is_asked_gets_a_seed_that_all_take():
+    run = new_run(td3_her, **TINY, **trail("td3_her"), seed=5_000_000_000)
+
+    class Old(gym.Wrapper):
+        def reset(self, *, seed=None, options=None):
+            np.random.RandomState(seed)
+            return self.env.reset(seed=seed, options=options)
+
+    def make_env(env_id, **keywords):
+        return td3.as_vectors(Old(gym.make(env_id, **keywords)))
+
+    run.make_envs = partial(td3.make_envs, make_env=make_env)
+    with td3_her.make_goal_env(run):
+        run.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_has_no_goals_is_refused(refused, name):
     kind = "Discrete" if name == "dqn_her" else ""
     for wrong in WRONG:
         said = refused(name, f"--env-id test_her:{kind}{wrong}-v0")
-        assert "has no achieved_goal and desired_goal, numbers of one shape, in Dict(" in said
+        assert "has no achieved_goal and desired_goal, like numbers of one shape, in Dict(" in said
     said = refused(name, f"--env-id test_her:{kind}Mute-v0")
     assert "has no compute_reward(achieved_goal, desired_goal, info)" in said
     plain = "CartPole-v1" if name == "dqn_her" else "Pendulum-v1"

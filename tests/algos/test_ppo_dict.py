@@ -49,6 +49,7 @@ NO_VECTOR = {
 WRONG = {
     "Image": (COLOUR, "must be a Dict or Tuple with images"),
     "Depth": (Dict(camera=COLOUR, depth=Box(0, 1, (48, 48, 1), np.float32)), "is a picture"),
+    "FlatDepth": (Dict(camera=COLOUR, depth=Box(0, 1, (48, 47), np.float32)), "is a picture"),
     "Endless": (Dict(camera=COLOUR, path=Sequence(MODE)), "['path'], Sequence"),
     "Masked": (Dict(camera=COLOUR, action_mask=MultiBinary(3)), "is for ppo_mask.py"),
     "SmallImage": (Dict(camera=pixels(35, 43, 3), arm=ARM), "36 x 36 at least"),

@@ -74,6 +74,8 @@ def test_impala_has_the_shapes_and_the_parameters_of_the_paper(share_trunk, trun
             x = layer(x)
             if isinstance(layer, nn.MaxPool2d | nn.Linear):
                 shapes.append(tuple(x.shape[1:]))
+    in_turn = [type(layer) for layer in list(part)[12:16]]
+    assert in_turn == [nn.ReLU, nn.Flatten, nn.Linear, nn.ReLU]
     assert shapes == [(16, 42, 42), (32, 21, 21), (32, 11, 11), (256,), (1,)][: 3 + trunks]
 
 

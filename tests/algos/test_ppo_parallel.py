@@ -360,6 +360,26 @@ def test_ranks_that_lose_one_end_and_resume_to_the_same_hash(on_ranks, tmp_path)
     assert whole[0] == whole[1]
 
 
+def test_ranks_whose_loop_ended_early_do_not_train_when_resumed(on_ranks, tmp_path):
+    train = ppo.train
+
+    def short(args, run, **own):
+        args.total_timesteps = 120
+        train(args, run, **own)
+
+    def stopped(run):
+        raise KeyboardInterrupt  # in the evaluation
+
+    def ended(rank):
+        ppo.train = short
+        ppo.Run.evaluate = stopped
+        return trained(f"{PENDULUM} --total-timesteps 540")(rank)
+
+    _, second = on_ranks(2, ended, ok=False)
+    folder = only_run(tmp_path)
+    assert on_ranks(2, trained(f"--resume {folder}"))[0] == second
+
+
 def test_a_loss_that_is_not_finite_in_one_rank_ends_all_before_a_checkpoint(on_ranks, tmp_path):
     loss, calls = ppo.ppo_loss, []
 

@@ -57,7 +57,7 @@ SPACES = {  # the scripts that train; of the line with which the others refuse, 
     "Sentence": (NONE, "no fixed size"),
     "Missions": (NONE, r"observation\['mission'\], .*no fixed size.*FilterObservation"),
     "Board": (NONE, "FlattenObservation"),
-    "FloatImage": (NONE, "must be uint8"),
+    "FloatImage": (NONE, "makes it uint8"),
     "Cockpit": (NONE, r"observation\['camera'\], .*ppo_dict"),
 }
 
