@@ -18,6 +18,7 @@ import copy
 import fcntl
 import hashlib
 import importlib
+import inspect
 import io
 import json
 import math
@@ -701,6 +702,7 @@ OF_EVALUATION |= {"bf16", "async_envs", "env_timeout"}
 
 def parse_args(name: str, args_class, argv: list[str]):
     """The arguments typed, and for the others a config's table or those of a saved run."""
+    refuse_untyped(args_class)
     text = sys.modules[args_class.__module__].__doc__ or name
     argv = without_exponents(args_class, argv)
     asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
@@ -738,6 +740,15 @@ def parse_args(name: str, args_class, argv: list[str]):
     args = tyro.cli(args_class, args=flags + argv)
     args.typed = asked.typed
     return checked(args)
+
+
+def refuse_untyped(args_class):
+    """Ends the script if an edit sets a default in a way that dataclasses ignore."""
+    names = {field.name for field in fields(args_class)}
+    for each in args_class.__mro__[:-1]:
+        typed = inspect.get_annotations(each) if "__dataclass_fields__" in vars(each) else {}
+        for name in sorted(names & (vars(each).keys() - typed.keys())):
+            fail(f"{each.__name__}.{name} needs its type, and its class @dataclass, or is ignored")
 
 
 def without_exponents(args_class, argv: list[str]) -> list[str]:
@@ -882,7 +893,8 @@ def why_no_vector(space, alone: bool) -> str:
     picture = len(shape) > 1 and sorted(shape)[-2] >= 36
     small_numbers = space.dtype == np.uint8
     if not is_flattenable(space):
-        return "has no fixed size: gym.wrappers.FilterObservation in make_env leaves it out"
+        how = "" if alone else ": gym.wrappers.FilterObservation in make_env leaves it out"
+        return f"has no fixed size{how}"
     if picture and small_numbers and not alone:
         return "is a picture beside something else: algos/ppo_dict.py takes both"
     if picture and not small_numbers:
@@ -944,11 +956,16 @@ def closed_on_error(envs: list):
 
 def close_all(envs: list):
     """Closes each, also after one that cannot be closed."""
-    for env in envs:
-        try:
-            env.close()
-        except Exception as error:
-            print(f"closing an environment: {error!r}", file=sys.stderr)
+    with contextlib.ExitStack() as stack:  # which goes on after what is no Exception, too
+        for env in envs:
+            stack.callback(close_one, env)
+
+
+def close_one(env):
+    try:
+        env.close()
+    except Exception as error:
+        print(f"closing an environment: {error!r}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -1484,6 +1501,7 @@ class Run:
             self.try_evaluation()
         num_envs = args.eval_episodes if args.evaluate else args.num_envs
         self.envs = self.new_envs(num_envs, self.step_count, training=not args.evaluate)
+        self.own_envs = self.envs
         self.obs_space = self.envs.single_observation_space
         action_space = self.envs.single_action_space
         kind = len(self.obs_space.shape), self.obs_space.dtype
@@ -1525,7 +1543,7 @@ class Run:
         self.ended = np.zeros(0, np.int64)  # the environments whose episode the last step ended
         self.finished = []  # (return, length) of episodes since the last point of the curves
         self.scalars = {}  # since then, by name: sum and number
-        self.group_sizes = {}  # of each optimizer by name, as run.start got it
+        self.at_start = {}  # what must stay as it was when run.start was called, by name
         self.best_return = -math.inf  # of the evaluations so far
 
     def new_envs(self, num_envs, *entropy, **keywords):
@@ -1666,14 +1684,27 @@ class Run:
 
     def mistake(self, parts: dict) -> str:
         """Says what an edit did that would be lost, or could not be loaded."""
-        names = set(self.agent.state_dict())
+        tensors = self.agent.state_dict()
+        names = tensors.keys()
         if any(name.startswith("_orig_mod.") for name in names):
             return "torch.compile of an agent has no effect on act and losses: compile its modules"
         if other := ", ".join(sorted(self.names ^ names)):
             return f"the agent must have {other} from make_agent on or not at all, to be loaded"
-        if self.args.env_kwargs != self.settings["env_kwargs"]:
-            return "env_kwargs changed, which a resume would not see: use run.envs.set_attr"
-        return self.mistake_of_optimizers(parts)
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                return f"the agent's {name} is no tensor, so weights.npz cannot hold it"
+            if not self.stays(name, (tensor.shape, tensor.dtype)):
+                return f"the agent's {name} has another shape or dtype now: no run could load it"
+        for name in ("env_id", "env_kwargs", "sticky_actions", "episodic_life"):
+            if getattr(self.args, name, None) != self.settings.get(name):
+                return f"{name} changed, which a resume would not see: use run.envs.set_attr"
+        if self.envs is not self.own_envs:
+            return "run.envs is another object, which no resume has: wrap in make_env or make_envs"
+        return self.mistake_of_optimizers(parts) or self.unsaved_by_optimizers(parts)
+
+    def stays(self, name: str, value) -> bool:
+        """Whether it is what it was at the first call."""
+        return self.at_start.setdefault(name, value) == value
 
     def mistake_of_optimizers(self, parts: dict) -> str:
         """Says which learning rate or group would not resume, or which parameter does not learn."""
@@ -1687,7 +1718,7 @@ class Run:
             if has_scheduler(part) and part not in kept:
                 return f"{name} has a scheduler that no checkpoint keeps: give it to run.start"
             sizes = [len(group["params"]) for group in getattr(part, "param_groups", ())]
-            if self.group_sizes.setdefault(name, sizes) != sizes:
+            if not self.stays(f"groups of {name}", sizes):
                 return f"{name} has new groups that no resume has: make them before run.start"
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
         learned = {id(parameter) for group in groups for parameter in group["params"]}
@@ -1697,11 +1728,25 @@ class Run:
                 return f"{name} is in no optimizer that run.start is given: {how}"
         return ""
 
+    def unsaved_by_optimizers(self, parts: dict) -> str:
+        """Says what torch's own state_dict of an optimizer would leave out, though it changes."""
+        for name, part in parts.items():
+            if getattr(type(part), "state_dict", None) is not torch.optim.Optimizer.state_dict:
+                continue
+            for own, value in vars(part).items():
+                if own.startswith("_") or own in ("defaults", "param_groups", "state"):
+                    continue
+                number = isinstance(value, int | float)
+                if holds_state(value) or (number and not self.stays(f"{name}.{own}", value)):
+                    how = f"put it into {name}.state, or write a state_dict"
+                    return f"no checkpoint keeps {name}.{own}: {how}"
+        return ""
+
     def warn_of_unsaved(self):
         """Says in a line if no part keeps a tensor that the agent or an optimizer has."""
-        for name, value in vars(self.agent).items():
-            if isinstance(value, torch.Tensor):
-                how = "if it changes, make it by register_buffer"
+        for name, value in [*vars(self.agent).items(), *self.agent.named_buffers()]:
+            if isinstance(value, torch.Tensor) and name not in self.names:
+                how = "if it changes, make it by register_buffer, persistent"
                 print(f"no checkpoint keeps the agent's tensor {name}: {how}", file=sys.stderr)
         states = [state for part in self.parts.values() for state in part.state_dict().values()]
         kept = [state for state in states if isinstance(state, torch.Tensor)]
@@ -1763,7 +1808,7 @@ class Run:
             # every episode begins anew, in new environments with seeds that follow from the step:
             # so a run that is resumed here needs nothing of the environments that were
             self.envs.close()
-            self.envs = self.new_envs(num_envs, self.step_count)
+            self.envs = self.own_envs = self.new_envs(num_envs, self.step_count)
             self.obs, infos = reset(self.envs, args.seed, self.step_count)
             self.infos = of_each(infos, num_envs)
             self.returns[:] = 0
@@ -1795,12 +1840,6 @@ class Run:
         if saves:
             self.save()
             self.seed_learning()
-            if step % self.checkpoint_steps:
-                print(
-                    f"the checkpoint of step {step} lies within episodes, so a resumed run will"
-                    " differ: see Args.iteration_steps",
-                    file=sys.stderr,
-                )
         self.bar.update(step - self.last_step)
         self.last_step = step
         return step
@@ -1887,6 +1926,9 @@ class Run:
         the evaluation is left.
         """
         self.writer.flush()
+        if self.step_count % self.checkpoint_steps and not trained:
+            lies = f"the checkpoint of step {self.step_count} lies within episodes"
+            print(f"{lies}, so a resumed run will differ: see Args.iteration_steps", file=sys.stderr)
         for part in self.parts.values():  # a gradient is in no checkpoint: so none outlives one
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
@@ -1967,6 +2009,16 @@ class Run:
         return f"to resume: {shlex.join(words)}"
 
 
+def holds_state(value) -> bool:
+    """Whether an attribute of an optimizer is or holds tensors of its own, or another optimizer."""
+    if isinstance(value, dict):
+        return any(map(holds_state, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(holds_state, value))
+    of_module = isinstance(value, nn.Parameter)
+    return isinstance(value, torch.Tensor | torch.optim.Optimizer) and not of_module
+
+
 def has_scheduler(part) -> bool:
     """Whether a scheduler of torch sets the learning rate of this optimizer."""
     return any("initial_lr" in group for group in getattr(part, "param_groups", ()))
@@ -2029,7 +2081,7 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         how = run.how_to_resume() if run else ""
         text = f"the run was ended by sys.exit({ended.code!r})"
         raise RuntimeError(text + (f"; {how}" if how else "")) from ended
-    except Exception as error:  # Python prints the note below the traceback
+    except BaseException as error:  # Python prints the note below the traceback
         begun = run and run.folder
         if isinstance(error, MemoryError) and not begun:
             fail(f"out of memory: {error}")

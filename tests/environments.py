@@ -132,6 +132,10 @@ class Unsendable(Exception):
         self.connection = threading.Lock()
 
 
+class Panic(BaseException):
+    """As simulators in Rust raise it."""
+
+
 class Foreign(Program):
     """What others' simulators do, of which `what` names one; most of it in the 20th step."""
 
@@ -165,6 +169,8 @@ class Foreign(Program):
             raise Unsendable("the simulator gave up")
         if self.steps == 20 and self.what == "quits":
             sys.exit(2)
+        if self.steps == 20 and self.what == "panics":
+            raise Panic
         if self.steps == 20 and self.what == "killed":  # as by the system, when memory is short
             os.kill(os.getpid(), signal.SIGKILL)
         if self.steps == 20 and self.what == "exits":

@@ -8,6 +8,7 @@ import math
 import sys
 import types
 from collections import Counter
+from dataclasses import dataclass
 
 import dqn
 import numpy as np
@@ -331,11 +332,42 @@ def test_a_scheduler_beside_annealing_is_refused(script, kind, edited, failure):
     assert run.folder is None
 
 
-def test_other_arguments_of_the_environment_than_a_resume_has_are_refused(edited):
-    change = "        args.env_kwargs = '{\"sutton_barto_reward\": true}'\n"
-    run = begun(edited("ppo", (LOOP, LOOP + change)))
-    with pytest.raises(RuntimeError, match=r"env_kwargs changed, .* use run\.envs\.set_attr"):
+@pytest.mark.parametrize(
+    "name, value", [("env_kwargs", '{"sutton_barto_reward": true}'), ("env_id", "CartPole-v0")]
+)
+def test_other_environments_than_a_resume_has_are_refused(edited, name, value):
+    run = begun(edited("ppo", (LOOP, f"{LOOP}        args.{name} = {value!r}\n")))
+    with pytest.raises(RuntimeError, match=rf"{name} changed, .* use run\.envs\.set_attr"):
         run.module.train(run.args, run)
+
+
+def test_environments_that_the_first_checkpoint_would_replace_are_refused(edited, failure):
+    start = "    step = run.start("
+    wrap = "    run.envs = gym.vector.VectorWrapper(run.envs)\n"
+    run = begun(edited("ppo", (start, wrap + start)))
+    assert "run.envs is another object, which no resume has" in failure(
+        run.module.train, run.args, run
+    )
+    assert run.folder is None
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda x: x[:1]])
+def test_a_tensor_that_no_run_could_load_is_refused(change):
+    run = new_run(ppo)
+    assert run.mistake({}) == ""
+    bias = run.agent.actor[0].bias
+    bias.data = change(bias.data)
+    assert "actor.0.bias has another shape or dtype now" in run.mistake({})
+    run.close()
+
+
+def test_a_state_that_is_no_tensor_is_refused(edited):
+    """Which torch's own way to save a number is."""
+    state = "    def get_extra_state(self):\n        return {'scale': 0.5}\n\n"
+    policy = "    def features(self"
+    run = new_run(edited("ppo", (policy, state + policy)))
+    assert "the agent's _extra_state is no tensor" in run.mistake({})
+    run.close()
 
 
 @pytest.mark.parametrize("script", ["ppo", "td3"])
@@ -362,6 +394,48 @@ def test_a_group_that_joins_an_optimizer_in_the_loop_is_refused(edited):
     run = begun(edited("ppo", (LOOP, LOOP + joins)), anneal_lr=False, total_timesteps=256)
     with pytest.raises(RuntimeError, match="optimizer has new groups"):
         run.module.train(run.args, run)
+
+
+class Counting(torch.optim.SGD):
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+
+
+class Remembering(torch.optim.SGD):
+    momenta = ()
+
+    def step(self):
+        self.momenta = {group["lr"]: [torch.zeros(3)] for group in self.param_groups}
+
+
+class Wrapping(torch.optim.SGD):
+    base = None
+
+    def step(self):
+        self.base = torch.optim.Adam(self.param_groups)
+
+
+@pytest.mark.parametrize(
+    "kind, name", [(Counting, "steps"), (Remembering, "momenta"), (Wrapping, "base")]
+)
+def test_what_an_optimizer_has_beside_its_state_is_refused_if_no_checkpoint_keeps_it(kind, name):
+    class Saving(kind):
+        def state_dict(self):
+            return {}
+
+    run = new_run(ppo)
+    for optimizer in kind(run.agent.parameters()), Saving(run.agent.parameters()):
+        optimizer.parameters = list(run.agent.parameters())
+        optimizer.scale = 0.5
+        optimizer.steps = 0
+        assert run.mistake({"optimizer": optimizer}) == ""
+        optimizer.step()
+        said = run.mistake({"optimizer": optimizer})
+        assert f"no checkpoint keeps optimizer.{name}: " in said or optimizer.__class__ is Saving
+    assert said == ""
+    run.close()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -484,10 +558,11 @@ def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
 def test_a_tensor_of_the_agent_that_is_not_kept_is_said(edited, capsys):
     line, _ = NETWORKS["ppo"]
     zeros = "torch.zeros(3)"
-    for kept in (f"self.register_buffer('mu', {zeros})", f"self.mu = {zeros}"):
+    forms = f"self.register_buffer('mu', {zeros})", f"self.mu = {zeros}"
+    for kept in (*forms, f"self.register_buffer('mu', {zeros}, persistent=False)"):
         trained(edited("ppo", (line, f"{line}; {kept}")))
         words = "no checkpoint keeps the agent's tensor mu: if it changes, make it by register"
-        assert (words in capsys.readouterr().err) == ("self.mu" in kept)
+        assert (words in capsys.readouterr().err) == (kept != forms[0])
 
 
 def test_what_an_evaluation_moves_is_put_back(edited):
@@ -672,6 +747,9 @@ def test_a_checkpoint_within_episodes_is_said(edited, capsys):
     assert "the checkpoint of step 768 lies within episodes" not in capsys.readouterr().err
     trained(edited("ppo", (actions, thrice)), total_timesteps=1536, checkpoint_frequency=512)
     assert "the checkpoint of step 768 lies within episodes" in capsys.readouterr().err
+    end = "        step = run.end_iteration(scalars)\n"
+    trained(edited("ppo", (end, f"{end}        run.save()\n")), checkpoint_frequency=512)
+    assert "the checkpoint of step 256 lies within episodes" in capsys.readouterr().err
 
 
 REPEATED = {  # each action twice, and what the page asks for then
@@ -957,3 +1035,18 @@ def test_a_deviation_that_depends_on_the_state(edited):
     log_probs, entropies, _ = run.agent.evaluate_actions(batch)
     torch.testing.assert_close(log_probs, expected)
     torch.testing.assert_close(entropies, log_stds + 0.5 * math.log(2 * math.pi * math.e))
+
+
+@pytest.mark.parametrize("typed, decorated", [(True, True), (True, False), (False, True)])
+def test_a_default_that_dataclasses_ignore_is_refused(failure, typed, decorated):
+    class Args(ppo.RunArgs):
+        learning_rate = 1e-9
+
+    if typed:
+        Args.__annotations__ = {"learning_rate": float}
+    args_class = dataclass(Args) if decorated else Args
+    if typed and decorated:
+        assert ppo.parse_args("ppo", args_class, []).learning_rate == 1e-9
+    else:
+        said = failure(ppo.parse_args, "ppo", args_class, [])
+        assert "Args.learning_rate needs its type, and its class @dataclass" in said

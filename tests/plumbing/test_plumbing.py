@@ -266,9 +266,14 @@ def test_infos_of_other_vector_environments_are_of_each():
 
 
 @pytest.mark.parametrize("in_processes", [False, True])
-def test_what_a_wrapper_of_all_environments_says_reaches_the_run(in_processes):
+def test_what_a_wrapper_of_all_environments_says_reaches_the_run(in_processes, monkeypatch):
+    make_envs = ppo.make_envs
+
+    def wrapped(*inputs, **keywords):
+        return gym.wrappers.vector.RecordEpisodeStatistics(make_envs(*inputs, **keywords))
+
+    monkeypatch.setattr(ppo, "make_envs", wrapped)
     run = new_run(ppo, num_envs=2, async_envs=in_processes)
-    run.envs = gym.wrappers.vector.RecordEpisodeStatistics(run.envs)
     run.start(agent=run.agent)
     ended = []
     while not len(ended):
@@ -277,6 +282,24 @@ def test_what_a_wrapper_of_all_environments_says_reaches_the_run(in_processes):
     assert run.infos[ended[0]]["episode"]["l"] == run.finished[0][1]
     assert [i for i in range(2) if "episode" in run.infos[i]] == list(ended)
     run.close()
+
+
+def test_all_environments_are_closed_whatever_one_of_them_raises(capsys):
+    closed = []
+
+    def environment(error):
+        def close():
+            closed.append(error)
+            if error is not None:
+                raise error
+
+        return SimpleNamespace(close=close)
+
+    errors = [None, OSError("no port"), None, KeyboardInterrupt("stop"), None]
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        ppo.close_all([environment(error) for error in errors])
+    assert sorted(map(id, closed)) == sorted(map(id, errors))
+    assert "closing an environment: OSError('no port')" in capsys.readouterr().err
 
 
 def test_images_take_all_threads_and_no_number_is_denormal():

@@ -132,6 +132,7 @@ def test_a_process_that_dies_ends_the_run_with_its_error(start, tmp_path):
         ("exits", "--async-envs", " ended with exit status 2"),
         ("hangs in C", "--async-envs --env-timeout 2", "gave no answer for 2 s"),
         ("quits", "", "the run was ended by sys.exit(2); to resume: python"),
+        ("panics", "", "environments.Panic\nto resume: python"),
         ("no goodbye", "", "ConnectionError: the simulator died"),
         ("second", "", "ConnectionError: the port is taken"),
         ("child", "", ""),
