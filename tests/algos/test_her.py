@@ -347,6 +347,7 @@ def test_rewards_must_be_compute_reward_s(module):
     moved_rewards = rewards.copy()
     moved_rewards[0] = 2 * next_obs[0, ACHIEVED][0] - 3 * 7 + 7
     script.hindsight.add(obs, moved_rewards, moved, never, never)
+    script.hindsight.add(obs, rewards, moved, never, never)  # one that moved after it
     with pytest.raises(ValueError, match="but compute_reward says"):
         script.hindsight.add(obs, 0.1 * rewards, *rest)
     script.hindsight.run.args.n_sampled_goal = 0  # its parent asks for no compute_reward
