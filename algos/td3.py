@@ -1756,7 +1756,7 @@ class Run:
         self.writer.flush()
         if self.step_count % self.checkpoint_steps and not trained:
             lies = f"the checkpoint of step {self.step_count} lies within episodes"
-            print(f"{lies}, so a resumed run will differ: see Args.iteration_steps", file=sys.stderr)
+            print(f"{lies}, so a resume will differ: see Args.iteration_steps", file=sys.stderr)
         for part in self.parts.values():  # a gradient is in no checkpoint: so none outlives one
             if hasattr(part, "zero_grad"):
                 part.zero_grad()

@@ -499,14 +499,14 @@ def test_the_environment_that_is_asked_gets_a_seed_that_all_take():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_has_no_goals_is_refused(refused, name):
     kind = "Discrete" if name == "dqn_her" else ""
+    short = "--total-timesteps 60 --learning-starts 50 --eval-episodes 1"
     for wrong in WRONG:
-        said = refused(name, f"--env-id test_her:{kind}{wrong}-v0")
+        said = refused(name, f"--env-id test_her:{kind}{wrong}-v0 {short}")
         assert "has no achieved_goal and desired_goal, like numbers of one shape, in Dict(" in said
     said = refused(name, f"--env-id test_her:{kind}Mute-v0")
     assert "has no compute_reward(achieved_goal, desired_goal, info)" in said
     plain = "CartPole-v1" if name == "dqn_her" else "Pendulum-v1"
     assert f"environment {plain} has no achieved_goal" in refused(name, f"--env-id {plain}")
-    short = "--total-timesteps 60 --learning-starts 50 --eval-episodes 1"
     assert "n_step=3 must be 1" in refused(name, f"--n-step 3 {short}")
     assert "n_sampled_goal=-1 must lie" in refused(name, "--n-sampled-goal -1")
 
