@@ -171,6 +171,9 @@ def test_a_folder_whose_args_json_is_broken_is_refused(tmp_path, failure, text):
     if text is not None:
         (tmp_path / "args.json").write_text(text)
     assert f"load: {tmp_path}/args.json: " in failure(load, tmp_path)
+    with pytest.raises(SystemExit) as end:
+        load(tmp_path)
+    assert end.value.explained  # so that a script which loads a teacher says no more
 
 
 def test_a_run_that_was_filmed_is_loaded_without_a_screen(monkeypatch):
