@@ -747,6 +747,8 @@ def test_a_checkpoint_within_episodes_is_said(edited, capsys):
     assert "the checkpoint of step 768 lies within episodes" not in capsys.readouterr().err
     trained(edited("ppo", (actions, thrice)), total_timesteps=1536, checkpoint_frequency=512)
     assert "the checkpoint of step 768 lies within episodes" in capsys.readouterr().err
+    trained(edited("ppo"), checkpoint_frequency=768)  # 512 steps: the last one is no such
+    assert "lies within episodes" not in capsys.readouterr().err
     end = "        step = run.end_iteration(scalars)\n"
     trained(edited("ppo", (end, f"{end}        run.save()\n")), checkpoint_frequency=512)
     assert "the checkpoint of step 256 lies within episodes" in capsys.readouterr().err
