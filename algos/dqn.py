@@ -675,6 +675,15 @@ def fail(text):
     raise Refused(2)
 
 
+def say(line: str):
+    """Prints a line now. Where nobody reads any more, as behind `| head`, the run goes on."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # the descriptor itself, for the line stays in Python's buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def require_range(args, names: str, low=0, high=math.inf):
     for name in names.split():
         value = getattr(args, name)  # or a tuple of them
@@ -870,7 +879,7 @@ def before_making(env_id: str):
     if "mujoco" in str(gym.registry.get(env_id)):
         mujoco = importlib.import_module("mujoco")
         # no MUJOCO_LOG.TXT, and nothing of what is deprecated in gymnasium's models
-        mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text))
+        mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else say(text))
 
 
 def as_vectors(env):
@@ -1369,7 +1378,7 @@ def play(envs, obs, policy, max_steps: int, add_frame=None):
             bar.update(np.sum(~playing) - bar.n)
             if not playing.any():
                 return returns
-    print(f"evaluation   {playing.sum()} episodes cut after {max_steps:,} steps")
+    say(f"evaluation   {playing.sum()} episodes cut after {max_steps:,} steps")
     return returns
 
 
@@ -1645,7 +1654,7 @@ class Run:
         if not resumed:
             self.check_arguments()
             self.started = time.perf_counter()
-        print(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}", flush=True)
+        say(f"{args.env_id}, seed {args.seed}, on {self.device}: {self.folder}")
         self.last_step = step = self.step_count
         self.bar = progress_bar(total=args.total_timesteps, initial=step, unit=" steps")
         self.obs, infos = reset(self.envs, args.seed, step)
@@ -1966,8 +1975,7 @@ class Run:
         self.save(trained=True)
         self.envs.close()  # before the evaluation: of some simulators only one can run
         speed = f"{steps / seconds:,.0f} steps/s"
-        with contextlib.suppress(BrokenPipeError):  # of `| head`: the result is still written
-            print(f"trained      {steps:,} steps in {seconds:.1f} s, {speed}", flush=True)
+        say(f"trained      {steps:,} steps in {seconds:.1f} s, {speed}")
         returns = self.log_evaluation()
         self.writer.close()
         result = {
@@ -1987,11 +1995,11 @@ class Run:
         self.print_result(returns)
 
     def print_result(self, returns):
-        print(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
-        print(f"run folder   {self.folder}")
+        say(f"evaluation   return {returns.mean():.1f} +- {returns.std():.1f}")
+        say(f"run folder   {self.folder}")
         if not self.args.evaluate:
-            print(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
-        print(f"run hash     {self.hash()}")
+            say(f"TensorBoard  tensorboard --logdir {shlex.quote(self.args.runs_dir)}")
+        say(f"run hash     {self.hash()}")
 
     def close(self):
         """Closes the environments and the files, however the run ends."""

@@ -144,7 +144,7 @@ def fragments(actors: list, run, args: Args, step: int, end: int):
             silent = set(pending.values())
             others = [i for i in range(n) if i not in silent]
             actors_of = ", ".join(map(str, sorted(silent)))
-            print(f"\nno fragment for {args.actor_timeout:g} s from actors {actors_of}", flush=True)
+            dqn.say(f"\nno fragment for {args.actor_timeout:g} s from actors {actors_of}")
             for k in range((end - step) // args.fragment_steps if others else 0):
                 ask(others[k % len(others)])
             continue

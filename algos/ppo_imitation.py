@@ -158,7 +158,7 @@ class RecordingEnvs(gym.vector.VectorWrapper):
         columns = [np.concatenate(parts) for parts in zip(*episodes, strict=True)]
         arrays = dict(zip(COLUMNS, columns, strict=True))
         ppo.write_file(self.path, lambda file: np.savez(file, **arrays))
-        print(f"episodes     {len(episodes)} of {len(columns[0]):,} steps: {self.path}")
+        ppo.say(f"episodes     {len(episodes)} of {len(columns[0]):,} steps: {self.path}")
 
 
 def make_envs(args, num_envs, training=True, **keywords):

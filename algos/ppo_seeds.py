@@ -263,18 +263,19 @@ def report(runs, folders):
     field, *values = args.vary or ("", "")
     for i, value in enumerate(values):
         if field:
-            print(f"{field} {value}")
+            ppo.say(f"{field} {value}")
         own = pairs[i * args.num_seeds : (i + 1) * args.num_seeds]
         for result, folder in own:
-            print(f"seed {result['seed']:<7} return {result['eval_return_mean']:.1f}, in {folder}")
+            mean = result["eval_return_mean"]
+            ppo.say(f"seed {result['seed']:<7} return {mean:.1f}, in {folder}")
         print_summary([result["eval_return_mean"] for result, _ in own])
 
 
 def print_summary(returns):
     drawn = np.random.default_rng(0).choice(returns, (10_000, len(returns)))
     low, high = np.percentile(iqm(drawn), [2.5, 97.5])
-    print(f"all {len(returns)} seeds   mean {np.mean(returns):.1f}, IQM {iqm(returns):.1f}")
-    print(f"95% interval   of the IQM, by bootstrap: {low:.1f} to {high:.1f}")
+    ppo.say(f"all {len(returns)} seeds   mean {np.mean(returns):.1f}, IQM {iqm(returns):.1f}")
+    ppo.say(f"95% interval   of the IQM, by bootstrap: {low:.1f} to {high:.1f}")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side: threads would wai
 os.environ["PYTHONPATH"] = str(ROOT / "tests")  # so that --env-id environments:Name-v0 is found
 sys.path.insert(0, str(ROOT / "algos"))
 torch.set_num_threads(1)
-# a shell's background job ignores Ctrl-C, and so would the runs that tests stop by it
+# a shell's background job ignores Ctrl-C, and so would the runs that tests stop by it; under nohup
+# SIGHUP, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import ppo  # noqa: E402, of algos/
 from load import parts_of  # noqa: E402
 

@@ -30,6 +30,7 @@ PENDULUM = "--env-id Pendulum-v1 --num-envs 3 --num-steps 10 --num-minibatches 2
 PENDULUM += "--norm-reward --update-epochs 3 --eval-episodes 2 --checkpoint-frequency 100"
 FORK = multiprocessing.get_context("fork")
 SECONDS = 120  # after which ranks that wait for each other are ended
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it warns where the host's name has no address
 
 
 @pytest.fixture

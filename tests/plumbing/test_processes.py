@@ -304,12 +304,25 @@ def test_what_cannot_be_closed_trains_in_processes():
     assert json.loads((run.folder / "result.json").read_text())["eval_return_mean"] == 5
 
 
+def unread(*words):
+    """Runs Python with a pipe that nobody reads: its exit status, and what it says of errors."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    words = [sys.executable, *words]
+    ended = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(writes)
+    return ended.returncode, re.findall(r".*Error.*", ended.stderr)
+
+
 def test_a_result_is_written_also_where_nobody_reads_what_is_printed(tmp_path):
-    words = [sys.executable, ROOT / "algos" / "ppo.py", *FLAGS.split(), "--total-timesteps", "64"]
-    pipe = subprocess.Popen(["head", "-1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    subprocess.run(words, stdout=pipe.stdin, stderr=subprocess.DEVNULL, timeout=100)
-    pipe.stdin.close()
-    assert pipe.wait(100) == 0 and (only_run(tmp_path) / "result.json").exists()
+    flags = f"{FLAGS} --total-timesteps 64 --eval-frequency 32 --eval-max-steps 2"  # which is said
+    assert unread(ROOT / "algos" / "ppo.py", *flags.split()) == (0, [])
+    assert (only_run(tmp_path) / "result.json").exists()
+    then = "import ppo; ppo.say('a line of the script'); print('one of an edit')"
+    assert unread("-c", f"import sys; sys.path.insert(0, {str(ROOT / 'algos')!r}); {then}") == (
+        0,
+        [],
+    )
 
 
 def test_what_an_evaluation_cannot_make_is_said_before_training():
