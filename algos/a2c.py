@@ -2078,7 +2078,7 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
 
 
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.14"
 # dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium==1.4.0", "tyro==1.0.17",
 #   "tensorboard==2.21.0", "tqdm==4.70.1", "pygame-ce==2.5.8", "box2d==2.3.10", "mujoco==4.0.0",
 #   "ale-py==0.12.1", "imageio==2.38.1", "imageio-ffmpeg==0.8.1"]
