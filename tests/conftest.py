@@ -35,12 +35,17 @@ from load import parts_of  # noqa: E402
 NUMBERS = itertools.count()  # so that runs that begin in the same second have folders of their own
 
 
+def lacks_package(text) -> bool:
+    """Whether it names an environment of a package without a wheel here: see requirements.txt."""
+    packages = {"CheetahBulletEnv": "pybullet", "LunarLander": "Box2D", "CarRacing": "Box2D"}
+    missing = [name for name in packages if importlib.util.find_spec(packages[name]) is None]
+    return any(name in str(text) for name in missing)
+
+
 def pytest_collection_modifyitems(items):
-    """Skips what needs PyBullet where it is not installed: see requirements.txt."""
-    if importlib.util.find_spec("pybullet") is None:
-        for item in items:
-            if "CheetahBulletEnv" in str(getattr(item, "callspec", None) and item.callspec.params):
-                item.add_marker(pytest.mark.skip(reason="needs PyBullet"))
+    for item in items:
+        if lacks_package(getattr(item, "callspec", None) and item.callspec.params):
+            item.add_marker(pytest.mark.skip(reason="needs PyBullet or Box2D"))
 
 
 def env_seeds(n: int, *entropy: int) -> list[int]:

@@ -23,7 +23,19 @@ import numpy as np
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, Result, calls, new_run, only_run, parse, scalars, stopped, train
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    Result,
+    calls,
+    lacks_package,
+    new_run,
+    only_run,
+    parse,
+    scalars,
+    stopped,
+    train,
+)
 from tqdm import tqdm
 
 STEPS = {"ppo": 2048, "td3": 512}  # td3 has an update to every step
@@ -491,7 +503,7 @@ BAD_INPUT = {
     "one array as weights": ("--init-weights one.npy", "one.npy: "),
     "no table": ("--config good.toml:single", "good.toml has no table [single]"),
     "a config without a name": ("--config=", "benchmarks/.toml: "),
-    "nested without end": (f"--env-kwargs {'[' * 100_000}", "must be a JSON object: maximum rec"),
+    "nested without end": (f"--env-kwargs {'[' * 100_000}", "must be a JSON object: "),
     "a config nested without end": ("--config deep.toml", "deep.toml: "),
     "a run nested without end": ("--evaluate deep", "deep/args.json: RecursionError"),
     "no name of an environment": ("--env-id :", "environment : must be a name, or a module and"),
@@ -555,7 +567,7 @@ def test_bad_input_is_refused(command, tmp_path):
     Path("other", "args.json").write_text('{"algo": "sac\\u001b[1m", "args": {}}')
     before = sorted(tmp_path.rglob("*"))
     for what, (flags, message) in BAD_INPUT.items():
-        if "cuda" in flags and torch.cuda.is_available():
+        if ("cuda" in flags and torch.cuda.is_available()) or lacks_package(flags):
             continue
         result = command("ppo", flags, ok=False)
         text = " ".join(result.err.replace("│", " ").split())

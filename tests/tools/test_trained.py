@@ -1,14 +1,13 @@
 """trained/: agents that play as well as their files say, and the tool that chose them."""
 
 import importlib
-import importlib.util
 import json
 import math
 
 import pandas as pd
 import pytest
 import report
-from conftest import ROOT, SCRIPTS, VARIANTS
+from conftest import ROOT, SCRIPTS, VARIANTS, lacks_package
 from load import load
 
 import trained
@@ -66,7 +65,7 @@ def test_an_agent_plays_as_its_result_says(name):
 
 def test_every_agent_can_be_loaded():
     for folder in FOLDERS:
-        if "BulletEnv" in folder.name and importlib.util.find_spec("pybullet") is None:
+        if lacks_package(folder):
             continue
         policy, envs = load(folder, num_envs=2)
         obs, _ = envs.reset(seed=[3, 5])
