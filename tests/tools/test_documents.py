@@ -25,7 +25,7 @@ import pandas as pd
 import ppo
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, VARIANTS, new_run, only_run, scalars, stopped
+from conftest import ROOT, SCRIPTS, VARIANTS, lacks_package, new_run, only_run, scalars, stopped
 from test_runs import TAGS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -551,6 +551,8 @@ def test_frames_of_car_racing_are_stacked(command, tmp_path):
     (tmp_path / "ppo.py").write_text(patched("algos/ppo.py", patch))
     flags = "--env-id CarRacing-v3 --num-envs 1 --num-steps 8 --total-timesteps 16 "
     flags += "--update-epochs 1 --eval-episodes 1 --torch-threads 1 --env-kwargs"
+    if lacks_package(flags):
+        pytest.skip("needs Box2D")
     command(tmp_path / "ppo", flags, '{"max_episode_steps": 10}')
     with np.load(only_run(tmp_path) / "weights.npz") as weights:
         assert weights["trunk.0.weight"].shape == (32, 4 * 3, 8, 8)
