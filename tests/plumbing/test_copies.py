@@ -121,6 +121,16 @@ def test_nothing_stands_between_what_is_written_and_what_runs(name):
     assert not [line for line in source.splitlines() if re.search(TRICKS, line)]
 
 
+@pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS])
+def test_what_is_printed_may_find_no_reader(name):
+    """By say, or as an error."""
+    tree = ast.parse((ROOT / "algos" / f"{name}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    prints = [ast.unparse(call) for call in calls if getattr(call.func, "id", "") == "print"]
+    others = [text for text in prints if "file=sys.stderr" not in text]
+    assert others == (["print(line, flush=True)"] if name in SCRIPTS else [])
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_uv_run_installs_what_requirements_txt_has(name):
     """The metadata at the end of a script, which `uv run algos/ppo.py` reads. It needs nothing
