@@ -256,7 +256,8 @@ def project_categorical(support, next_probs, rewards, discounts, terminated):
     1; rewards, discounts, terminated (batch,). Returns (batch, atoms): what falls beyond an end
     goes to the atom there, what falls between two atoms is divided between them, by nearness.
     """
-    n_atoms, v_min, v_max = len(support), support[0], support[-1]
+    n_atoms = len(support)
+    v_min, v_max = support[0], support[-1]
     assert next_probs.shape == (len(rewards), n_atoms), next_probs.shape
     assert rewards.shape == discounts.shape == terminated.shape == (len(rewards),), rewards.shape
     # after an end every atom moves to r: any distribution will do, but NaN would stay NaN
@@ -547,7 +548,8 @@ def make_env(env_id: str, **keywords):
     before_making(env_id)
     env = gym.make(env_id, **keywords)
     space = env.observation_space
-    if space.dtype != np.uint8 or len(space.shape) < 2 or 0 in space.shape:
+    image = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
+    if not image or 0 in space.shape:
         with closed_on_error([env]):
             return as_vectors(env)
     shape = channels_first(np.zeros(space.shape, np.uint8)).shape
@@ -564,7 +566,7 @@ def channels_first(image):
 
 
 def make_envs(args, num_envs: int, training: bool = True, make_env=make_env, **keywords):
-    """A gym.vector.VectorEnv under same-step autoreset: see Run.step for what is used of it."""
+    """A gym.vector.VectorEnv under same-step autoreset. A batched simulator may take its place."""
     if is_game(args.env_id):
         keywords = json.loads(args.env_kwargs) | keywords
         if keywords.pop("render_mode", None) == "human":  # AtariEnvs.render needs no other
@@ -598,7 +600,7 @@ def make_games(args, num_envs: int, training: bool, **env_kwargs):
     }
     if taken := ", ".join(sorted(settings.keys() & env_kwargs.keys())):
         fail(f"environment {args.env_id}: {taken} follows from the script's own arguments")
-    # no-ops at the start, four frames to an action, the last four of them stacked
+    # no-ops at the start, four frames to an action; the pictures of four actions are stacked
     envs = gym.make_vec(args.env_id, num_envs, "vector_entry_point", **settings | env_kwargs)
     return AtariEnvs(envs)
 
@@ -636,7 +638,8 @@ class AtariEnvs(gym.vector.VectorWrapper):
 # - fail, require_range, refuse_typed;
 # - before_making, as_vectors, Converted, closed_on_error, one_line_errors, side_by_side, for
 #   environments;
-# - run's agent, rng, device, obs_space, obs, infos, next_infos, start, step, log, end_iteration.
+# - run's agent, rng, device, obs_space, obs, infos, next_infos, step_count, start, step, log and
+#   end_iteration.
 
 
 @dataclass
@@ -719,16 +722,15 @@ def parse_args(name: str, args_class, argv: list[str]):
     asked = tyro.cli(args_class, args=argv, description=text.split("\n\n")[0])
     if asked.resume and set(argv) - {"--resume", asked.resume, f"--resume={asked.resume}"}:
         fail("a resumed run keeps its arguments: give --resume alone")
-    if asked.resume and not Path(asked.resume, "checkpoint.pt").exists():
+    if asked.resume and not os.path.exists(Path(asked.resume, "checkpoint.pt")):
         fail(f"{asked.resume} has no checkpoint.pt, so it is finished or no run")
     words = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
-    asked.typed = set()  # names of the arguments that were typed
-    for word in words:
-        asked.typed.add(word if hasattr(asked, word) else word.removeprefix("no_"))
+    # names of the arguments that were typed
+    asked.typed = {word if hasattr(asked, word) else word.removeprefix("no_") for word in words}
     source, settings = saved_settings(name, asked)
     if asked.evaluate:
         refuse_typed(asked, "init_weights", "in an evaluation")
-    if asked.evaluate and settings:
+    if asked.evaluate and settings and asked.config is None:
         without_effect = {field.name for field in fields(args_class)} - OF_EVALUATION
         refuse_typed(asked, " ".join(sorted(without_effect)), "in an evaluation")
     kinds = {field.name: field.type for field in fields(args_class)}
@@ -801,14 +803,12 @@ def checked(args):
         fail(f"environment {args.env_id} must be a name, or a module and a name: module:Name-v0")
     if not re.fullmatch(r"[\w.+=-]{0,100}", args.exp_name) or args.exp_name.startswith("."):
         fail(f"exp_name={args.exp_name} must be at most 100 letters, digits and -_.+=")
+    must = f"--env-kwargs {args.env_kwargs} must be a JSON object"
     try:
-        env_kwargs = json.loads(args.env_kwargs)
+        if not isinstance(json.loads(args.env_kwargs), dict):
+            fail(f"{must}, such as '{{\"gravity\": -5.0}}'")
     except (ValueError, RecursionError) as error:
-        fail(f"--env-kwargs {args.env_kwargs} must be a JSON object: {error}")
-    if not isinstance(env_kwargs, dict):
-        fail(
-            f"--env-kwargs {args.env_kwargs} must be a JSON object, such as '{{\"gravity\": -5.0}}'"
-        )
+        fail(f"{must}: {error}")
     return args
 
 
@@ -828,7 +828,10 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
     """What --config, --resume or --evaluate name: where it stands, and the settings."""
     folder = args.evaluate if args.resume is None else args.resume
     if folder and is_weights(folder):  # without args.json beside it settings are typed
-        folder = Path(folder).parent if Path(folder).with_name("args.json").exists() else None
+        beside = Path(folder).with_name("args.json")
+        folder = beside.parent if os.path.exists(beside) else None
+    if folder is not None:
+        refuse_typed(args, "config", "in an evaluation")
     if args.config is not None:
         return table_of(args.config, name)
     if folder is None:
@@ -849,13 +852,13 @@ def saved_settings(name: str, args: RunArgs) -> tuple[str, dict]:
 
 
 def is_weights(path) -> bool:
-    return Path(path).suffix == ".npz" and not Path(path).is_dir()
+    return Path(path).suffix == ".npz" and not os.path.isdir(path)
 
 
 def table_of(config: str, name: str) -> tuple[str, dict]:
     """A table of FILE.toml[:TABLE], by default that of this name."""
-    path, ext, table = re.fullmatch(r"(.*?)(\.toml)?(?::([\w-]+))?", config).groups()
-    folder = Path() if ext else Path(__file__).parents[1] / "benchmarks"
+    path, ext, table = re.fullmatch(r"(.*?)(\.toml)?(?::([\w-]+))?", config, re.DOTALL).groups()
+    folder = Path() if ext else Path(__file__).parent.parent / "benchmarks"
     path = folder / f"{path}.toml"
     table = table or name
     try:
@@ -1005,15 +1008,11 @@ def side_by_side(args, num_envs: int, make_env, keywords: dict):
         with one_line_errors(args.env_id, keywords):
             return make_env(args.env_id, **keywords)
 
-    if not args.async_envs:
-        return in_this_process(make, num_envs)
-    seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
-    spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
-    makers = [in_process(make, i, int(seed), spec) for i, seed in enumerate(seeds)]
-    return AsyncEnvs(makers, args.env_timeout)
-
-
-def in_this_process(make, num_envs: int):
+    if args.async_envs:
+        seeds = np.random.randint(2**31, size=num_envs)  # Run.new_envs has seeded this generator
+        spec = gym.registry.get(args.env_id)  # which a notebook may have registered, for example
+        makers = [in_process(make, i, int(seed), spec) for i, seed in enumerate(seeds)]
+        return AsyncEnvs(makers, args.env_timeout)
     envs = []
     with closed_on_error(envs):  # the others, if one cannot be made
         for _ in range(num_envs):
@@ -1069,10 +1068,10 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         multiprocessing.set_forkserver_preload(["torch.utils.tensorboard", "gymnasium", "tyro"])
         super().__init__(makers, context="forkserver", **settings)
         with closed_on_error([self]):
-            for numbers in [0], range(1, self.num_envs):  # one alone says what is wrong with all
-                if any(self.call("make_in_process", numbers)):
-                    raise Refused(2)
-            made = self.call("spaces_in_process")[0].fn
+            first = self.call("make_in_process", [0])[0]  # one alone says what is wrong with all
+            if first is None or None in self.call("make_in_process", range(1, self.num_envs)):
+                raise Refused(2)
+        made = first.fn
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = made
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -1130,7 +1129,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         return infos
 
     def _poll_pipe_envs(self, timeout=None):  # gymnasium asks it before it reads
-        for _ in range(math.ceil(self.timeout)):  # however long a run is stopped, it loses one
+        for _ in range(math.ceil(self.timeout)):  # a run that is stopped loses but one of them
             if super()._poll_pipe_envs(min(1, self.timeout)):
                 return True
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
@@ -1207,37 +1206,28 @@ def on_sigterm(handler):
     os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=forget)
 
 
-class Unmade(gym.Env):
-    """Stands in for an environment that a process has yet to make."""
-
-    observation_space = action_space = gym.spaces.Discrete(1)
-
-
 class InProcess(gym.Wrapper):
     """An environment in a process of AsyncEnvs. Its infos come back under a name of their own."""
 
     def __init__(self, make, number: int):
-        super().__init__(Unmade())
+        unmade = gym.Env()  # stands in for the one that this process has yet to make
+        unmade.observation_space = unmade.action_space = gym.spaces.Discrete(1)
+        super().__init__(unmade)
         self.maker_in_process = make
         self.number_in_process = number
 
-    def make_in_process(self, numbers) -> bool:
-        """Whether the environment is refused, which `fail` has said here."""
-        if self.number_in_process not in numbers:
-            return False
+    def make_in_process(self, numbers):
+        """What the environment has, if its number is among these; None if `fail` has refused it."""
         try:
-            with sendable_errors():
-                self.env = self.maker_in_process()
+            if self.number_in_process in numbers:
+                with sendable_errors():
+                    self.env = self.maker_in_process()
         except SystemExit as end:
             if not getattr(end, "explained", False):
                 raise
-            return True
-        return False
-
-    def spaces_in_process(self):
-        if self.number_in_process == 0:
-            spaces = self.observation_space, self.action_space
-            return CloudpickleWrapper((*spaces, self.metadata, self.render_mode))
+            return None
+        spaces = self.observation_space, self.action_space
+        return CloudpickleWrapper((*spaces, self.metadata, self.render_mode))
 
     def picture_in_process(self):
         """Of the first one; or what went wrong, for which gymnasium would end the process."""
@@ -1341,9 +1331,7 @@ def of_each(infos: dict, num_envs: int) -> list[dict]:
     """
     said = [dict(infos.get(i, {})) for i in range(num_envs)]
     for name, values in infos.items():
-        if name in range(num_envs) or name in ("final_obs", "final_info"):
-            continue
-        if name.startswith("_"):
+        if name in range(num_envs) or name in ("final_obs", "final_info") or name.startswith("_"):
             continue
         if isinstance(values, dict):
             values = of_each(values, num_envs)
@@ -1474,11 +1462,9 @@ def choose_device(name: str, images: bool):
     return device
 
 
-@contextlib.contextmanager
 def movie(path: Path):
     imageio = importlib.import_module("imageio")
-    with imageio.get_writer(path, fps=30, macro_block_size=2) as video:
-        yield video
+    return imageio.get_writer(path, fps=30, macro_block_size=2)
 
 
 class Run:
@@ -1495,11 +1481,8 @@ class Run:
         self.step_count = 0
         self.folder = Path(args.resume) if args.resume else None
         self.writer = self.bar = self.envs = self.lock = self.saved = None
-        try:
+        with closed_on_error([self]):
             self.prepare(make_agent)
-        except BaseException:
-            self.close()
-            raise
 
     def prepare(self, make_agent):
         """Makes environments and agent. What the end of a run needs is tried now."""
@@ -1541,7 +1524,7 @@ class Run:
             fail(f"the agent's {taken} must have another name: weights.npz has bounds by it")
         if (given := args.evaluate or args.init_weights) and not args.resume:
             path = Path(given)
-            path = path / "weights.npz" if path.is_dir() else path
+            path = path / "weights.npz" if os.path.isdir(path) else path
             load_weights(self.agent, path, but=self.bounds)
             self.folder = path.parent if args.evaluate else None
         if args.resume or args.evaluate:
@@ -1724,7 +1707,7 @@ class Run:
         for optimizer in annealed if getattr(self.args, "anneal_lr", False) else ():
             if has_scheduler(optimizer) or optimizer in scheduled:
                 return "anneal_lr would set the learning rate of a scheduler: add --no-anneal-lr"
-        kept = [getattr(part, "optimizer", None) for part in parts.values()]  # of any scheduler
+        kept = [getattr(part, "optimizer", None) for part in parts.values()]  # by a scheduler
         for name, part in parts.items():
             if has_scheduler(part) and part not in kept:
                 return f"{name} has a scheduler that no checkpoint keeps: give it to run.start"
@@ -1928,7 +1911,7 @@ class Run:
         digest = hashlib.sha256()
         for name, array in sorted(self.arrays().items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(array.tobytes())
         return digest.hexdigest()
 
     def save(self, trained: bool = False):
@@ -2013,7 +1996,9 @@ class Run:
 
     def how_to_resume(self) -> str:
         needed = "args.json", "checkpoint.pt"
-        if self.folder is None or not all((self.folder / name).exists() for name in needed):
+        if self.folder is None or self.args.evaluate:
+            return ""
+        if not all((self.folder / name).exists() for name in needed):
             return ""
         words = [*self.launcher, sys.argv[0], "--resume", str(self.folder)]
         return f"to resume: {shlex.join(words)}"
@@ -2030,7 +2015,7 @@ def holds_state(value) -> bool:
 
 
 def has_scheduler(part) -> bool:
-    """Whether a scheduler of torch sets the learning rate of this optimizer."""
+    """Whether a scheduler of torch sets its learning rate; ReduceLROnPlateau leaves no trace."""
     return any("initial_lr" in group for group in getattr(part, "param_groups", ()))
 
 
@@ -2043,13 +2028,12 @@ def progress_bar(**settings):
 def generators_restored():
     of_python = random.getstate()
     of_numpy = np.random.get_state()
-    of_torch = torch.get_rng_state()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
 
 
 def interrupt(signum, frame):
@@ -2092,8 +2076,7 @@ def main(name, args_class, make_agent, train, evaluation_policy, make_envs=make_
         text = f"the run was ended by sys.exit({ended.code!r})"
         raise RuntimeError(text + (f"; {how}" if how else "")) from ended
     except BaseException as error:  # Python prints the note below the traceback
-        begun = run and run.folder
-        if isinstance(error, MemoryError) and not begun:
+        if isinstance(error, MemoryError) and not (run and run.folder):
             fail(f"out of memory: {error}")
         if how := run and run.how_to_resume():
             error.add_note(how)

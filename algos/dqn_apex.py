@@ -10,7 +10,7 @@ It imports dqn.py and dqn_prioritised.py, which must lie beside it, and holds on
 - it sends fragments of episodes, with first priorities by the Q that it acts on; n-step returns end
   with the fragment, since that of another actor may follow;
 - the learner takes them as they come, learns as much from each as dqn does from as many steps, and
-  sends weights with the request for another: an actor always has one more to work at;
+  sends weights with the request for another: an actor always has one more to work on;
 - an actor that dies is replaced, and if there is no core for it, others play its steps; a learner
   that dies resumes from its checkpoint;
 - curves show the returns of the third of the actors, rounded up, that explores least.
@@ -81,7 +81,8 @@ def train(args: Args, run: dqn.Run):
 
 
 def learn(args: Args, run: dqn.Run, actors: list):  # as dqn.train
-    q_network, target_q_network = run.agent, copy.deepcopy(run.agent).eval()
+    q_network = run.agent
+    target_q_network = copy.deepcopy(q_network).eval()
     adam = {"lr": args.learning_rate, "eps": args.adam_eps, "fused": True}
     optimizer = torch.optim.Adam(q_network.parameters(), **adam)
     first_rates = [group["lr"] for group in optimizer.param_groups]
@@ -150,7 +151,8 @@ def fragments(actors: list, run, args: Args, step: int, end: int):
             continue
         i = pending.pop(ready[0])
         yield i, *ray.get(ready[0])
-        before, step = step, step + args.fragment_steps
+        before = step
+        step += args.fragment_steps
         if step // args.broadcast_frequency > before // args.broadcast_frequency:
             weights = ray.put(run.arrays())
         if asked < end:

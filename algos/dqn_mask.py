@@ -37,7 +37,8 @@ class QNetwork(dqn.QNetwork):
     """dqn's; its layers see neither the mask nor the embeddings, only the rest."""
 
     def __init__(self, args, obs_space, num_actions):
-        n, k = num_actions, embedding_size(args, num_actions, make_env)
+        n = num_actions
+        k = embedding_size(args, n, make_env)
         rest = gym.spaces.Box(-np.inf, np.inf, (obs_space.shape[0] - n - n * k,))
         super().__init__(args, rest, k or n)
         self.n = n

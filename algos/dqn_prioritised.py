@@ -1,5 +1,5 @@
-"""DQN with prioritised replay: steps are replayed the more often, the larger their TD error was
-when they were last learned from, and count the less in the loss for it.
+"""DQN with prioritised replay: the larger a step's TD error was when it was last replayed, the more
+often it is replayed, and the less it counts in the loss.
 
 Papers    prioritised replay arXiv 1511.05952, the proportional kind; DQN and its switches as in
           dqn.py.
@@ -88,8 +88,9 @@ class ReplayBuffer(dqn.ReplayBuffer):
         batch = super().sample(batch_size, n_step, gamma, rng)
         batch["steps"], batch["envs"] = self.drawn
         probabilities = self.tree[self.leaves(*self.drawn)] / self.tree.total()
-        start, duration = self.args.importance_exponent, self.args.total_timesteps
-        exponent = dqn.linear_schedule(start, 1.0, duration, self.total * self.num_envs)
+        start = self.args.importance_exponent
+        step = self.total * self.num_envs
+        exponent = dqn.linear_schedule(start, 1.0, self.args.total_timesteps, step)
         batch["weights"] = importance_weights(probabilities, exponent)
         return batch
 
@@ -123,8 +124,9 @@ class SumTree:
 
     def __init__(self, num_leaves: int):
         self.depth = (num_leaves - 1).bit_length()
-        self.nodes = np.zeros(2 << self.depth)  # 1 is the root, 2 n and 2 n + 1 are the children of
-        self.first_leaf = 1 << self.depth  # n; float64, since sums of many small numbers matter
+        # 1 is the root, 2 n and 2 n + 1 are the children of n
+        self.nodes = np.zeros(2 << self.depth)  # float64, since sums of many small numbers matter
+        self.first_leaf = 1 << self.depth
         self.changed = []  # leaves that were set, and are not yet in the sums
 
     def __getitem__(self, leaves):
@@ -147,7 +149,8 @@ class SumTree:
 
     def find(self, shares):
         """Leaves at these shares of the total, from 0 up to but not 1, in running sums: (n,)."""
-        sums, nodes = shares * self.total(), np.ones(len(shares), np.int64)
+        sums = shares * self.total()
+        nodes = np.ones(len(shares), np.int64)
         for _ in range(self.depth):
             nodes = 2 * nodes
             left = self.nodes[nodes]

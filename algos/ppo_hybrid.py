@@ -55,7 +55,8 @@ class Flat(gym.spaces.Box):
         self.numbers = []
         stop = 0
         for part in parts:
-            start, stop = stop, stop + gym.spaces.flatdim(part)
+            start = stop
+            stop += gym.spaces.flatdim(part)
             if is_real(part):
                 self.numbers += range(start, stop)
             else:

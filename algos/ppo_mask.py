@@ -90,7 +90,8 @@ class Agent(ppo.Agent):
     """ppo's; its networks see neither the mask nor the embeddings, only the rest."""
 
     def make_networks(self, args, input_shape, num_outputs):
-        self.n, self.k = num_outputs, embedding_size(args, num_outputs, make_env)
+        self.n = num_outputs
+        self.k = embedding_size(args, num_outputs, make_env)
         rest = input_shape[0] - self.n - self.n * self.k
         super().make_networks(args, (rest,), self.k or self.n)
 

@@ -102,8 +102,9 @@ def living_batch(policy, buffer, args, running_returns):
     """As ppo.rollout_batch, but only of the steps of living agents."""
     alive = buffer["alive"]  # (steps, rows)
     if args.norm_reward:  # as ppo.rollout_advantages does it
-        rewards, ended = buffer["rewards"], buffer["terminated"] | buffer["truncated"]
-        sums, running_returns = ppo.discounted_returns(rewards, ended, args.gamma, running_returns)
+        ended = buffer["terminated"] | buffer["truncated"]
+        given = buffer["rewards"], ended, args.gamma, running_returns
+        sums, running_returns = ppo.discounted_returns(*given)
         policy.return_moments.update(sums[alive])
         scale = policy.return_moments.std().item()
         for transition in buffer.transitions:
@@ -120,7 +121,8 @@ class Agents(nn.Module):
 
     def __init__(self, args, obs_space, action_spaces):
         super().__init__()
-        self.num_agents, spaces = len(action_spaces), action_spaces[: args.num_policies]
+        self.num_agents = len(action_spaces)
+        spaces = action_spaces[: args.num_policies]
         self.policies = nn.ModuleList(ppo.make_agent(args, obs_space, space) for space in spaces)
 
     def to(self, device):  # as Run asks; a policy moves what it acts on
@@ -146,7 +148,8 @@ class Agents(nn.Module):
 
 def make_agent(args, obs_space, action_space):
     spaces = action_space.spaces
-    n, k = len(spaces), args.num_policies or len(spaces)
+    n = len(spaces)
+    k = args.num_policies or n
     if k > n:
         ppo.fail(f"num_policies={k} is more than the {n} agents")
     if len({(type(space), space.shape) for space in spaces}) > 1:
@@ -160,7 +163,8 @@ class Worlds:
     """Copies of a PettingZoo parallel environment: row n w + i is agent i of the n in world w."""
 
     def __init__(self, worlds, agent_id):
-        self.envs, self.agents = worlds, worlds[0].possible_agents
+        self.envs = worlds
+        self.agents = worlds[0].possible_agents
         self.spaces = [worlds[0].observation_space(agent) for agent in self.agents]
         for space in self.spaces:
             image = space.dtype == np.uint8 and len(space.shape) > 1
@@ -168,7 +172,8 @@ class Worlds:
             if image or empty or "action_mask" in getattr(space, "spaces", ()):
                 ppo.fail(f"ppo_multi takes vectors, neither images nor action masks: not {space}")
         n = len(self.agents)
-        self.num_envs, self.ids = n * len(worlds), np.eye(n) if agent_id else np.zeros((n, 0))
+        self.num_envs = n * len(worlds)
+        self.ids = np.eye(n) if agent_id else np.zeros((n, 0))
         # where agents see vectors of different lengths, the shorter ones end in zeros
         size = self.ids.shape[1] + max(map(gym.spaces.flatdim, self.spaces))
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
@@ -215,7 +220,8 @@ class Worlds:
             there = [x for x in world.agents if not any(flags.get(x) for flags in ends)]
             for row, agent in enumerate(self.agents, n * w):
                 if self.alive[row]:
-                    rewards[row], terminated[row] = world_rewards[agent], ends[0][agent]
+                    rewards[row] = world_rewards[agent]
+                    terminated[row] = ends[0][agent]
                     truncated[row] = agent not in there and not terminated[row]
             if not there:  # not before all are gone
                 world_obs, said = world.reset()

@@ -147,7 +147,8 @@ def from_all(tensor):
 
 def from_rank_0(value=None):
     """What rank 0 gives, on all of them: numbers, texts and tensors, in dicts and lists."""
-    torch.save(value, file := io.BytesIO())
+    file = io.BytesIO()
+    torch.save(value, file)
     message = [file.getvalue()]
     dist.broadcast_object_list(message)
     return torch.load(io.BytesIO(message[0]), map_location="cpu", weights_only=True)

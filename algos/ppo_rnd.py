@@ -78,7 +78,8 @@ def add_bonuses(batch, agent, curiosity, buffer, obs_after, args, running):
 
     obs_after (envs, obs_dim): what is acted on after the rollout.
     """
-    obs, ended = buffer["obs"], buffer["terminated"] | buffer["truncated"]
+    obs = buffer["obs"]
+    ended = buffer["terminated"] | buffer["truncated"]
     # of a simulator that gave up: what is no number stays as it was, so that it is nothing new
     next_obs = np.where(np.isfinite(buffer["next_obs"]), buffer["next_obs"], obs)
     batch["next_obs"] = torch.as_tensor(next_obs, device=agent.device).flatten(0, 1)

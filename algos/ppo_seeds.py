@@ -211,7 +211,8 @@ def make_runs(args, first, stack):
     seeds = range(args.seed, args.seed + args.num_seeds)
     alone = {"num_seeds": 1, "vary": None}  # so that args.json says what its own folder has
     settings = [{field: float(value), "seed": seed} | alone for value in values for seed in seeds]
-    runs, folders = {0: first}, [first.folder]
+    runs = {0: first}
+    folders = [first.folder]
     whole = first.folder.resolve()  # of `.` there is no name
     for place, own in enumerate(settings[1:], 1):
         folder = whole.with_name(f"{whole.name}-{place + 1}-{own['seed']}")
@@ -247,7 +248,8 @@ def result_of(folder):
 
 def iqm(returns):
     """The mean of the middle half, arXiv 2108.13264: (..., seeds) -> (...)."""
-    returns, cut = np.sort(returns), np.shape(returns)[-1] // 4
+    returns = np.sort(returns)
+    cut = returns.shape[-1] // 4
     return returns[..., cut : returns.shape[-1] - cut].mean(axis=-1)
 
 

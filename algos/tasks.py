@@ -32,7 +32,8 @@ class Recall(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.bit, self.t = int(self.np_random.integers(2)), 0
+        self.bit = int(self.np_random.integers(2))
+        self.t = 0
         return np.array([2 * self.bit - 1, 0], np.float32), {}
 
     def step(self, action):
@@ -149,7 +150,8 @@ class FarGoal(gym.Env):
     directions = np.array([[0, -1], [1, 0], [0, 1], [-1, 0]])  # left, down, right, up
 
     def __init__(self, n=10):
-        self.n, self.observation_space = n, gym.spaces.Discrete(n * n)
+        self.n = n
+        self.observation_space = gym.spaces.Discrete(n * n)
         rng = np.random.default_rng(0)  # always the same grid
         self.moves = np.stack([rng.permutation(self.directions) for _ in range(n * n)])
 
@@ -177,7 +179,8 @@ class Differ:
     """
 
     possible_agents = ("agent_0", "agent_1")
-    obs_space, act_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+    obs_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    act_space = gym.spaces.Discrete(2)
 
     def observation_space(self, agent):
         return self.obs_space

@@ -10,7 +10,7 @@ It imports td3.py, which must lie beside it, and holds only what differs:
   environment has compute_reward(achieved_goal, desired_goal, info), for one step or for many: these
   are the goal environments of gymnasium-robotics, panda-gym and highway-env;
 - with probability k / (k + 1) a step that is sampled gets another goal: what its episode reached
-  with this step or a later one, all equally likely. Of an episode that runs it is the steps so far;
+  with this step or a later one, all equally likely; in an unfinished episode up to the last one;
 - its reward is then what compute_reward says of achieved_goal after the step, with an empty info;
   so is the end of the task by compute_terminated, in panda-gym by the task's is_success; without
   either it stays as it was. So does an end that its own goal does not explain, such as a crash.

@@ -391,7 +391,7 @@ class Failing(Clock):
 
 
 class Batch(gym.vector.VectorEnv):
-    """Clocks by the hundred, in NumPy alone, as the docstring of make_envs asks for them."""
+    """Clocks by the hundred, in NumPy alone: a batched simulator."""
 
     def __init__(self, num_envs, space):
         self.num_envs, self.single_action_space = num_envs, space
@@ -487,6 +487,7 @@ SPACES = {
         image=Box(0, 255, (7, 7, 3), np.uint8), direction=Discrete(4), mission=Mission()
     ),
     "Board": Box(0, 2, (8, 8), np.uint8),
+    "Codes": MultiDiscrete([[2, 3], [5, 7]], dtype=np.uint8),
     "FloatImage": Box(0, 1, (48, 48, 3), np.float32),
     "Cockpit": Dict(camera=Box(0, 255, (48, 44, 3), np.uint8), speed=Box(-1, 1, (1,), np.float32)),
 }

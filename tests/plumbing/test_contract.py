@@ -56,7 +56,7 @@ SPACES = {  # the scripts that train; of the line with which the others refuse, 
     **dict.fromkeys(["Empty", "EmptyParts", "EmptyPicture"], (NONE, "empty")),
     "Sentence": (NONE, r"no fixed size\n"),
     "Missions": (NONE, r"observation\['mission'\], .*no fixed size.*FilterObservation"),
-    "Board": (NONE, "FlattenObservation"),
+    **dict.fromkeys(["Board", "Codes"], (NONE, "FlattenObservation")),
     "FloatImage": (NONE, "makes it uint8"),
     "Cockpit": (NONE, r"observation\['camera'\], .*ppo_dict"),
 }

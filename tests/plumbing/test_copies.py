@@ -87,14 +87,18 @@ def names_in(node):
 
 
 def pairs_things(node):
-    """Whether an assignment has two thoughts: values that share no name, and no swap."""
+    """Whether an assignment has two thoughts: values of two kinds or without a common name, and no
+    swap.
+    """
     if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
         return False
     if not any(isinstance(target, ast.Tuple) for target in node.targets):
         return False
     sides = [names_in(value) for value in node.value.elts]
     targets = set().union(*map(names_in, node.targets))
-    return not set.intersection(*sides) and not targets <= set().union(*sides)
+    kinds = {type(value) for value in node.value.elts}
+    alike = len(kinds) == 1 and set.intersection(*sides)
+    return not alike and not targets <= set().union(*sides)
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, "tasks", "load"])

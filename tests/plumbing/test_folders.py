@@ -154,6 +154,8 @@ def test_what_cannot_be_resumed_is_not_said_to_be(monkeypatch):
     assert again.how_to_resume().endswith(f"--resume {again.folder}")
     again.launcher = "python", "-m", "mpi"
     assert again.how_to_resume().startswith("to resume: python -m mpi ")
+    evaluation = new_run(ppo, **TINY["ppo"], evaluate=again.folder)
+    assert evaluation.how_to_resume() == ""  # of the run that it evaluates
 
 
 def test_a_number_may_have_an_exponent(tmp_path):

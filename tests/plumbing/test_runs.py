@@ -465,6 +465,7 @@ def test_typed_flags_win_over_the_config(tmp_path, file):
     assert parse(ppo, ["--config", file, "--anneal_lr"]).anneal_lr
 
 
+LONG = 300 * "x"  # which no file can have as its name
 BAD_INPUT = {
     "an unknown environment": ("--env-id CartPool-v1", "Did you mean: `CartPole`"),
     "a misspelt submodule": ("--env-id nowhere.envs.mine:My-v0", "No module named"),
@@ -489,12 +490,16 @@ BAD_INPUT = {
     "a broken config": ("--config bad.toml", "bad.toml: Expected"),
     "no name of a run": ("--resume", "--resume"),
     "no run to resume": ("--resume runs/none", "runs/none has no checkpoint.pt"),
+    "a long name to resume": (f"--resume {LONG}", "has no checkpoint.pt"),
+    "a long name to begin with": (f"--init-weights {LONG}", "File name too long"),
+    "a long name to evaluate": (f"--evaluate {LONG}.npz", "File name too long"),
     "no run to evaluate": ("--evaluate .", "args.json"),
     "another's run": ("--resume other", "other is no ppo run, but of sac?[1m"),
     "a damaged checkpoint": ("--resume damaged", "damaged/checkpoint.pt"),
     "settings that are no table": ("--resume list", "list/args.json: "),
     "a history that is none": ("--evaluate resumed", "resumed/args.json: "),
     "training's flags in an evaluation": ("--evaluate begun --num-envs 3", "num_envs=3 has no"),
+    "a table in one": ("--evaluate begun --config good.toml", "config=good.toml has no effect"),
     "other weights in one": ("--evaluate begun --init-weights a", "init_weights=a has no effect"),
     "a finished run": ("--resume done", "done has no checkpoint.pt, so it is finished"),
     "a changed argument on resume": ("--resume begun --gamma 0.5", "give --resume alone"),
@@ -566,6 +571,7 @@ def test_bad_input_is_refused(command, tmp_path):
     Path("other", "checkpoint.pt").touch()
     Path("other", "args.json").write_text('{"algo": "sac\\u001b[1m", "args": {}}')
     before = sorted(tmp_path.rglob("*"))
+    assert "No such file" in command("ppo", "--config", "two\nlines", ok=False).err
     for what, (flags, message) in BAD_INPUT.items():
         if ("cuda" in flags and torch.cuda.is_available()) or lacks_package(flags):
             continue
@@ -609,6 +615,13 @@ def test_what_an_evaluation_may_be_told():
     args = evaluation("ALE/Pong-v5", f"{flags} --sticky-actions 0.25")
     assert (args.eval_epsilon, args.eval_max_steps, args.sticky_actions) == (0.1, 5, 0.25)
     assert evaluation("CartPole-v1", "--async-envs --env-timeout 5").env_timeout == 5
+
+
+def test_weights_alone_take_the_settings_of_a_table():
+    """What a run's args.json would say."""
+    Path("own.toml").write_text("[ppo]\nhidden_size = 13\n")
+    args = parse(ppo, "--evaluate alone.npz --config own.toml --activation relu".split())
+    assert (args.hidden_size, args.activation) == (13, "relu")
 
 
 @pytest.mark.parametrize("begun", [False, True])
