@@ -531,8 +531,10 @@ def make_env(env_id: str, **keywords):
 def channels_first(image):
     """Grey (h, w), colour (h, w, c) or a stack (n, h, w, c) of them to (channels, h, w)."""
     image = np.asarray(image)
-    if image.ndim > 2 and image.shape[-1] < min(image.shape[-3:-1]):  # channels last
-        image = np.moveaxis(image, -1, -3)
+    if image.ndim > 2:
+        height, width, channels = image.shape[-3:]  # if channels come last
+        if channels < min(height, width) or height == width != channels:
+            image = np.moveaxis(image, -1, -3)
     return image.reshape(-1, *image.shape[-2:])
 
 

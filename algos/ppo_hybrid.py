@@ -50,7 +50,7 @@ class Flat(gym.spaces.Box):
         parts = leaves(space)
         known = all(isinstance(part, gym.spaces.Discrete) or is_real(part) for part in parts)
         if not known or gym.spaces.flatdim(space) == 0:
-            ppo.fail(f"actions must be Discrete and Box of real numbers, not {space}")
+            ppo.fail(f"actions must be Discrete, MultiDiscrete and Box of reals, not {space}")
         self.choices = []
         self.numbers = []
         stop = 0

@@ -107,8 +107,11 @@ class Hindsight:
         """One step of every environment, as the replay buffer gets it."""
         if self.total < 1000 and self.run.args.n_sampled_goal > 0:
             self.check_rewards(obs, rewards, next_obs)
+        reached = next_obs[:, self.achieved]
+        if self.run.args.n_sampled_goal > 0 and not np.isfinite(reached).all():
+            raise FloatingPointError(f"achieved_goal not finite: hindsight cannot use {reached}")
         rows = self.total + np.arange(self.num_envs)
-        self.arrays["reached"][rows % self.capacity] = next_obs[:, self.achieved]
+        self.arrays["reached"][rows % self.capacity] = reached
         self.arrays["terminated"][rows % self.capacity] = terminated
         self.total += self.num_envs
         for i in np.flatnonzero(terminated | truncated):
@@ -181,7 +184,7 @@ class Hindsight:
 
 class OfEach:
     """compute_reward or compute_terminated of each row of goals, (n,). Some functions take only one
-    at a time, some only many: the first call finds out.
+    at a time, some only many: the first rows that differ tell.
     """
 
     def __init__(self, function):
@@ -191,21 +194,34 @@ class OfEach:
     def __call__(self, achieved, desired):
         if self.takes_many is None:
             # as many as a goal has no numbers, so that a goal does not pass for many of them
-            n = achieved[0].size + 1
-            shape = n, *achieved.shape[1:]
-            self.takes_many = self.agrees(np.resize(achieved, shape), np.resize(desired, shape))
+            shape = achieved[0].size + 1, *achieved.shape[1:]
+            some = np.resize(achieved, shape), np.resize(desired, shape)
+            if all((rows != rows[0]).any() for rows in some):
+                self.takes_many = self.agrees(*some)
         if self.takes_many:
-            return np.asarray(self.function(achieved, desired, {}))
-        return self.one_by_one(achieved, desired)
+            return self.of_many(achieved, desired)
+        try:
+            return self.one_by_one(achieved, desired)
+        except Exception:
+            if self.takes_many is None and self.agrees(achieved, desired):
+                return self.of_many(achieved, desired)
+            raise
 
     def one_by_one(self, achieved, desired):
         pairs = zip(achieved, desired, strict=True)
-        return np.array([np.asarray(self.function(*pair, {})).item() for pair in pairs])
+        return np.array([self.answer(*pair).item() for pair in pairs])
+
+    def of_many(self, achieved, desired):
+        values = self.answer(achieved, desired)
+        return values[:, 0] if values.shape == (len(achieved), 1) else values
+
+    def answer(self, achieved, desired):  # to copies, into which some functions write
+        return np.asarray(self.function(achieved.copy(), desired.copy(), {}))
 
     def agrees(self, achieved, desired) -> bool:
         """Whether it says of many rows what it says of each, or takes no single one."""
         try:
-            values = np.asarray(self.function(achieved, desired, {}))
+            values = self.of_many(achieved, desired)
         except Exception:  # each fails in its own way
             return False
         try:

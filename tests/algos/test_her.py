@@ -5,6 +5,7 @@ are worth; without such goals they are their parents.
 import importlib
 import json
 from collections import Counter, OrderedDict
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -289,6 +290,7 @@ def test_without_compute_terminated_ends_stay_or_are_the_success_of_panda_gym(ta
 ONE_AT_A_TIME = {  # each answers otherwise where it gets many goals of two numbers
     "indices": lambda a, d, info: -(abs(a[0] - d[0]) + abs(a[1] - d[1])),
     "sum of rows": lambda a, d, info: -abs(a - d)[0] - abs(a - d)[1],
+    "far": lambda a, d, info: -1.0 * (abs(a - d)[0] + abs(a - d)[1] > 0.01),
     "if": lambda a, d, info: 0.0 if np.linalg.norm(a - d, axis=-1) < 3 else -1.0,
     "shape": lambda a, d, info: float(a.shape == (2,)),
     "norm of all": lambda a, d, info: -np.linalg.norm(a - d),
@@ -305,6 +307,43 @@ def test_a_reward_may_be_of_one_goal_at_a_time(name, n):
     for rows in (slice(None), slice(0, 1)):
         pairs = list(zip(achieved[rows], desired[rows], strict=True))
         assert each(achieved[rows], desired[rows]).tolist() == [function(*p, {}) for p in pairs]
+
+
+def test_goals_alike_do_not_tell_whether_a_reward_takes_many():
+    each = td3_her.OfEach(lambda a, d, info: -np.abs(a - d[0]).sum(axis=-1))  # right for one
+    achieved, desired = np.array([[2.0], [3.0], [5.0]]), np.array([[7.0], [11.0], [13.0]])
+    assert each(achieved[:1], desired[:1]).tolist() == [-5]
+    assert each(achieved[:1].repeat(3, axis=0), desired).tolist() == [-5, -9, -11]
+    for _ in range(2):
+        assert each(achieved, desired).tolist() == [-5, -8, -8]
+
+
+def test_a_reward_may_write_into_its_goals():
+    def compute_reward(a, d, info):
+        a -= d
+        return -np.abs(a).sum(axis=-1)
+
+    each, (achieved, desired) = td3_her.OfEach(compute_reward), np.arange(12.0).reshape(2, 3, 2)
+    for rows in (slice(0, 1), slice(None)):
+        assert each(achieved[rows], desired[rows]).tolist() == [-12, -12, -12][rows]
+    assert achieved.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_reward_of_many_may_have_an_axis_too_many():
+    each = td3_her.OfEach(lambda a, d, info: -np.abs(a - d).sum(axis=1, keepdims=True))
+    for n in (1, 3, 2):
+        achieved, desired = np.arange(4.0 * n).reshape(2, n, 2)
+        assert each(achieved, desired).tolist() == [-4.0 * n] * n
+
+
+@pytest.mark.parametrize("k", [K, 0])
+def test_what_was_reached_must_be_finite_if_it_becomes_a_goal(k):
+    script = Script(td3_her, 21, 1, k=k)
+    obs, end = script.observe(), np.ones(1, np.bool_)
+    next_obs = obs.copy()
+    next_obs[:, ACHIEVED] = np.nan
+    with pytest.raises(FloatingPointError, match="achieved_goal") if k else nullcontext():
+        script.hindsight.add(obs, np.zeros(1), next_obs, end, ~end)
 
 
 def test_a_mistake_in_a_reward_is_no_answer_for_all():

@@ -141,7 +141,7 @@ def test_one_part_is_ppo(env_id):
 def test_other_actions_are_refused(refused):
     for name in WRONG:
         said = refused("ppo_hybrid", f"--env-id Strict{name}-v0")
-        assert "Discrete and Box of real" in said, name
+        assert "MultiDiscrete and Box of reals" in said, name
     assert "Tuple or Dict" in refused("ppo_hybrid", "--env-id ALE/Pong-v5")
 
 

@@ -94,6 +94,7 @@ SHAPES = {
     "a stack of colour": ((4, H, W, 3), lambda c, y, x: (c // 3, y, x, c % 3)),
     "a stack of colour, channels first": ((4, 3, H, W), lambda c, y, x: (c // 3, c % 3, y, x)),
     "more channels than rows": ((100, 84, 84), lambda c, y, x: (c, y, x)),
+    "planes of a board": ((8, 8, 12), lambda c, y, x: (y, x, c)),
 }
 
 
@@ -102,7 +103,7 @@ def test_images_have_their_channels_first(name):
     shape, place = SHAPES[name]
     image = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
     found = ppo.channels_first(image)
-    h, w = (84, 84) if 84 in shape else (H, W)
+    h, w = next(((n, n) for n in (84, 8) if n in shape), (H, W))
     assert found.shape == (image.size // (h * w), h, w) and found.dtype == np.uint8
     for c, y, x in np.random.default_rng(1).integers([len(found), h, w], size=(211, 3)):
         assert found[c, y, x] == image[place(c, y, x)]
