@@ -105,11 +105,11 @@ class Hindsight:
 
     def add(self, obs, rewards, next_obs, terminated, truncated):
         """One step of every environment, as the replay buffer gets it."""
-        if self.total < 1000 and self.run.args.n_sampled_goal > 0:
-            self.check_rewards(obs, rewards, next_obs)
         reached = next_obs[:, self.achieved]
         if self.run.args.n_sampled_goal > 0 and not np.isfinite(reached).all():
             raise FloatingPointError(f"achieved_goal not finite: hindsight cannot use {reached}")
+        if self.total < 1000 and self.run.args.n_sampled_goal > 0:
+            self.check_rewards(obs, rewards, next_obs)
         rows = self.total + np.arange(self.num_envs)
         self.arrays["reached"][rows % self.capacity] = reached
         self.arrays["terminated"][rows % self.capacity] = terminated
