@@ -55,6 +55,8 @@ def write_seed(cell: Cell, seed: int, folder: Path):
 def write(cells: list[Cell], runs_dir: Path):
     for cell in cells:
         folder = runs_dir / "reference" / re.sub("[/:]", "-", cell.env_id) / cell.table
+        if next(folder.rglob("args.json"), None):
+            raise UserError(f"{folder} has runs of yours: choose another --runs-dir")
         shutil.rmtree(folder, ignore_errors=True)
         for seed in cell.seeds:
             write_seed(cell, seed, folder / str(seed))

@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -204,13 +205,26 @@ def read_run(folder: Path) -> dict:
         raise UserError(f"{folder} cannot be read as a run: {error!r}") from None
 
 
+def below(folder: Path, name: str):
+    """Files of this name, also in folders that are links, as to another disk."""
+    seen = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        for inner in list(folders):
+            real = os.path.realpath(Path(path, inner))
+            if real in seen:
+                folders.remove(inner)
+            seen.add(real)
+        if name in files:
+            yield Path(path, name)
+
+
 def finished_runs(runs_dir: Path) -> dict[tuple[str, str], list[Path]]:
     """The folders of finished runs below `runs_dir` by table and the folder of its environment."""
     cells = defaultdict(list)
-    for path in sorted(runs_dir.rglob("args.json")):
+    for path in sorted(below(runs_dir, "args.json")):
         folder, above = path.parent, path.resolve().parents
         script, table = above[1].name, above[min(3, len(above) - 1)].name
-        if any((x / "study.md").exists() for x in path.parents):  # tune.py's share names of tables
+        if any((x / "optuna.log").exists() for x in path.parents):  # tune.py's have tables' names
             continue
         if not re.match(rf"{re.escape(script)}(-|$)", table):
             print(f"not of a campaign, left out: {folder}")
@@ -303,6 +317,9 @@ def write_cell(table: str, runs: list[dict], results: Path):
     for before, run in itertools.pairwise(runs):
         if run["seed"] == before["seed"]:
             raise UserError(f"the same seed twice: {before['folder']} and {run['folder']}")
+        if (steps := run["result"]["steps"]) != first["result"]["steps"]:
+            text = f"{run['folder']} ended after {steps:,} steps, {first['folder']} after"
+            raise UserError(f"{text} {first['result']['steps']:,}: no runs of one cell")
         for name, value, expected in differences(run, first):
             raise UserError(
                 f"{run['folder']} has {name}={value}, {first['folder']} {expected}: no runs of one"
@@ -318,9 +335,9 @@ def write_cell(table: str, runs: list[dict], results: Path):
         rows += [(kind, run["seed"], *point) for point in sorted(run["returns"][kind].items())]
     path = cell_path(first["env_id"], table, results)
     results.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     returns = pd.DataFrame(rows, columns=["kind", "seed", "step", "return"])
-    returns.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    returns.to_csv(path, index=False, float_format="%.9g", lineterminator="\n")
+    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     print(f"{path}: {count_seeds(len(runs))}")
 
 
@@ -389,17 +406,18 @@ class Cell:
             rows = self.returns.query("kind == 'last100'").set_index("seed")["return"]
             return rows.reindex(self.seeds).to_numpy()  # NaN where no episode ended
         if protocol.startswith("training, last "):  # so many percent of the run's steps
-            steps, returns = self.curve("training")
-            share = int(protocol.split()[-1].removesuffix("%")) / 100
-            returns = returns[:, steps > (1 - share) * self.about["steps"]]
-            return returns.mean(axis=1) if returns.size else np.full(len(self.seeds), np.nan)
+            share = int(protocol.split()[-1].removesuffix("%"))
+            rows = self.returns.query("kind == 'training'")
+            rows = rows[rows["step"] * 100 > (100 - share) * self.about["steps"]]
+            return rows.groupby("seed")["return"].mean().reindex(self.seeds).to_numpy()
         returns = self.curve("greedy")[1]
         return returns[:, returns.mean(axis=0).argmax() if protocol == "best" else -1]
 
 
 def read_cells(results: Path) -> list[Cell]:
     """From the easiest environment on."""
-    cells = [read_cell(path) for path in results.glob("*.json") if path.name != SAME_NUMBERS]
+    found = [path for path in results.glob("*.json") if path.with_suffix(".csv").exists()]
+    cells = map(read_cell, found)
     return sorted(cells, key=lambda cell: (difficulty(cell.env_id), cell.table))
 
 
@@ -414,6 +432,9 @@ def read_cell(path: Path) -> Cell:
         for name in ("env_id", "table", "algo", "steps", "command", "args", "versions", "runs"):
             about[name]
         returns[["kind", "seed", "step", "return"]]
+        evaluated = returns.query("kind == 'greedy'")["seed"]
+        if missing := {run["seed"] for run in about["runs"]} - set(evaluated):
+            raise ValueError(f"no greedy return of seed {min(missing)}")
         return Cell(about, returns)
     except UNREADABLE as error:
         raise UserError(f"{path} cannot be read as a cell: {error!r}") from None

@@ -175,7 +175,7 @@ class Study:
             raise UserError("it needs a table [ranges]")
         found, some = {}, {}
         for name, spec in self.ranges.items():
-            if name not in self.args or name == "seed":
+            if name not in self.args or name in report.FREE | {"seed", "eval_frequency"}:
                 raise UserError(f"{self.script} has no setting {name} to search")
             if isinstance(spec, list) and spec:
                 found[name] = CategoricalDistribution([in_words(value) for value in spec])

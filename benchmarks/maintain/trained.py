@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import publish
 import report
 from report import ROOT
 
@@ -61,12 +62,14 @@ def main():
     parser.add_argument("runs", type=Path, help="a folder of campaigns")
     runs = parser.parse_args().runs
     cells = {}
-    for path in sorted(runs.rglob("result.json")):
-        about = report.read_json(path.with_name("args.json"))
-        if about["args"]["config"]:
-            cells.setdefault(cell_of(about), {})[path.parent] = report.read_json(path)
-    if not cells:
-        parser.error(f"{runs} has no finished run of a table")
+    with report.errors_in_a_line():
+        for (name, _), folders in report.finished_runs(runs).items():
+            for folder in folders:
+                run = report.read_run(folder)
+                if publish.is_of_table(name, run):
+                    cells.setdefault(cell_of(run), {})[folder] = run["result"]
+        if not cells:
+            raise report.UserError(f"{runs} has no finished run of a table")
     for cell, results in cells.items():
         returns = {r["seed"]: r["eval_return_mean"] for r in results.values()}
         median = statistics.median((recorded_returns(cell) | returns).values())

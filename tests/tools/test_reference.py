@@ -51,6 +51,15 @@ def test_the_same_command_again_replaces_them(results, tool):
     assert said.endswith("mine/reference/CartPole-v1/ppo-mine: 3 seeds\n")
 
 
+def test_runs_of_ones_own_stay(results, tool):
+    report.write_cell("ppo", [a_run(1, 3.0)], report.RESULTS)
+    own = results / "mine" / "reference" / "CartPole-v1" / "ppo" / "1" / "args.json"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    refused = tool(reference, "CartPole-v1", "--runs-dir", "mine")
+    assert refused.status == 2 and "has runs of yours" in refused.err and own.exists()
+
+
 def test_a_name_is_a_config_one_of_its_tables_or_an_environment(results, tool):
     def named(name):
         return [(cell.env_id, cell.table) for cell in reference.chosen(cells, name)]

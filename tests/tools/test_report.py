@@ -443,7 +443,8 @@ def test_a_bad_cell_does_not_stop_the_others(results, monkeypatch, tool):
     gammas |= {"ppo-good/CartPole-v1/ppo/1": 0.9, "tune/x/ppo-good/CartPole-v1/ppo/1": 0.9}
     gammas |= {"ppo-good/CartPole-v1/ppo/2": None}
     begun(results / "runs", *gammas)
-    (results / "runs" / "tune" / "x" / "study.md").touch()
+    (results / "runs" / "tune" / "x" / "optuna.log").touch()
+    (results / "study.md").touch()  # of something else
 
     def read_run(folder):
         gamma = gammas[str(folder.relative_to("runs"))]
@@ -543,6 +544,45 @@ def test_a_cell_refuses_a_seed_that_is_there_twice(results):
         report.write_cell("ppo", [a_run(1, 3.0), a_run(1, 3.0)], results)
 
 
+def test_a_cell_refuses_runs_that_ended_at_another_step(results):
+    runs = [a_run(1, 3.0), a_run(2, 3.0)]
+    runs[1]["result"]["steps"] = 50
+    with pytest.raises(report.UserError, match="runs/2 ended after 50 steps, runs/1 after 100"):
+        report.write_cell("ppo", runs, results)
+
+
+def test_large_returns_differ_in_a_cell(results):
+    report.write_cell("ppo", [a_run(1, 1_000_000.5), a_run(2, 1_000_001.0)], results)
+    (cell,) = report.read_cells(results)
+    assert cell.values("greedy").tolist() == [1_000_000.5, 1_000_001]
+
+
+def test_runs_behind_a_link_are_found_once(tmp_path):
+    for seed in ("1", "2"):
+        folder = tmp_path / "scratch" / "ppo" / "CartPole-v1" / "ppo" / seed
+        folder.mkdir(parents=True)
+        for name in ("args.json", "result.json"):
+            (folder / name).touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "ppo").symlink_to(tmp_path / "scratch" / "ppo")
+    (tmp_path / "scratch" / "ppo" / "up").symlink_to(tmp_path)  # without end
+    (tmp_path / "runs" / "latest").symlink_to(tmp_path / "scratch" / "ppo")
+    for folder in ("runs", "."):
+        (found,) = report.finished_runs(tmp_path / folder).values()
+        assert [path.name for path in found] == ["1", "2"]
+
+
+def test_a_damaged_cell_is_named_and_another_file_left_alone(results):
+    report.write_cell("ppo", [a_run(1, 3.0), a_run(2, 3.0)], results)
+    (results / "vega.json").write_text("{}")
+    assert len(report.read_cells(results)) == 1
+    path = report.cell_path("CartPole-v1", "ppo", results)
+    lines = [line for line in path.read_text().splitlines() if ",2," not in line]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(report.UserError, match="no greedy return of seed 2"):
+        report.read_cells(results)
+
+
 def test_the_documents_hold_what_the_results_say():
     texts = publish.documents() | report.documents(report.RESULTS / "variants")
     for path, text in texts.items():  # but for the marks of earlier scripts, which any edit changes
@@ -561,6 +601,14 @@ def test_a_published_mean_over_the_end_of_training_stands_beside_the_same_of_our
     cell = report.Cell({"steps": 200, "runs": [{"seed": 3}, {"seed": 5}]}, returns)
     assert cell.values("training, last 40%").tolist() == [3, 7]
     assert cell.values("training, last 25%").tolist() == [4, 9]
+    # each seed's own points: episodes do not end at the same steps
+    odd = pd.DataFrame([("training", 5, 175, 3)], columns=returns.columns)
+    cell = report.Cell(cell.about, pd.concat([returns.query("seed != 5 or step != 150"), odd]))
+    assert cell.values("training, last 40%").tolist() == [3, 6]
+    rows = [("training", 3, step, step) for step in range(1, 301)]
+    cell.returns = pd.DataFrame(rows, columns=returns.columns)
+    cell.about["steps"] = 300
+    assert cell.values("training, last 33%")[0] == 251  # 202 to 300
     cell.about["steps"] = 400
     assert np.isnan(cell.values("training, last 25%")).all()  # no point, but no warning either
 

@@ -3,10 +3,12 @@
 import importlib
 import json
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import report
+from cells import a_run
 from conftest import ROOT, SCRIPTS, VARIANTS, lacks_package
 from load import load
 
@@ -84,11 +86,14 @@ def test_the_run_next_to_the_median_of_its_cell_is_copied(results, monkeypatch, 
     monkeypatch.setattr(trained, "copy_run", lambda folder, target: copied.append(folder.name))
     monkeypatch.setattr(trained, "TRAINED", results)
     (results / "README.md").write_text("\n".join(report.MARKS))
-    for seed, value in ((11, 0.0), (12, 4.5), (13, 9.0)):  # beside seeds of 3, 4 and 5
-        folder = results / "new" / str(seed)
-        folder.mkdir(parents=True)
-        args = {"env_id": "CartPole-v1", "config": "x.toml:ppo-mine"}
-        (folder / "args.json").write_text(json.dumps({"args": args}))
-        (folder / "result.json").write_text(json.dumps({"seed": seed, "eval_return_mean": value}))
+    runs = {}
+    # beside seeds of 3, 4 and 5; the last has other settings than its table
+    for seed, value in ((11, 0.0), (12, 4.5), (13, 9.0), (14, 4.4)):
+        run = a_run(seed, value, env_id="CartPole-v1", config="x.toml:ppo-mine")
+        run["result"]["eval_return_mean"] = value
+        runs[Path(str(seed))] = run
+    monkeypatch.setattr(report, "finished_runs", lambda _: {("ppo-mine", "CartPole-v1"): [*runs]})
+    monkeypatch.setattr(report, "read_run", runs.get)
+    monkeypatch.setattr(trained.publish, "is_of_table", lambda table, run: run["seed"] < 14)
     tool(trained, "new")
     assert copied == ["12"]

@@ -300,6 +300,7 @@ WRONG = {  # a whole file, or a line of its ranges: (flags, what the complaint h
     'command = "python algos/hill.py"': ("", r"needs a table \[ranges\]"),
     'command = "python algos/hill.py --seed 3"\n[ranges]\nx = [1.0]': ("", "takes no --seed"),
     "z = [1]": ("", "no setting z"),
+    'runs_dir = ["a", "b"]': ("", "no setting runs_dir to search"),
     "x = 3.0": ("", 'x needs a list, a range or "= expression", not 3.0'),
     "x = []": ("", "x needs a list"),
     'x = "= nobody + 1"': ("", '"= nobody [+] 1": there is no setting nobody'),
