@@ -149,8 +149,6 @@ def plan(options, extra: list[str]) -> list[Job]:
         period = evaluation_period(total, options.evaluations)
         flags += ["--eval-frequency", str(period), *extra]
         args = script_args(script, flags)
-        if args.get("vary"):  # of ppo_seeds
-            raise UserError(f"[{table}] has vary: write a table for each of its values")
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
         first, at_once = options.first_seed, args.get("num_seeds", 1)  # of ppo_seeds, for example
         if (first - 1) % at_once:  # else a run would train seeds that another one has trained

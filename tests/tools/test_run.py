@@ -63,7 +63,6 @@ def test_seeds_that_train_at_once_are_no_more_than_asked_for_and_none_twice(tmp_
     {
         "[ppo]\nseed = 3\ntorch_threads = 2": "sets seed, torch_threads: that is the campaign's",
         '["ppo-a/b"]': r"\[ppo-a/b\] may hold letters",
-        '[ppo_seeds]\nvary = ["gamma", "0.9", "0.99"]': r"\[ppo_seeds\] has vary: write a table",
     }.items(),
 )
 def test_what_a_table_may_not_have(tmp_path, text, complaint):
