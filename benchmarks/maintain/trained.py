@@ -2,7 +2,8 @@
 
     python benchmarks/maintain/trained.py runs/new
 
-The median is over the seeds of benchmarks/results/ and those of the finished runs in that folder.
+The median is over the seeds of benchmarks/results/ and those of the finished runs in that folder
+that have their table's settings.
 Only what plays is copied: args.json, weights.npz and result.json. Rewrites the table of
 trained/README.md.
 """
