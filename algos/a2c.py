@@ -883,7 +883,8 @@ def why_no_vector(space, alone: bool) -> str:
         how = "" if alone else ": gym.wrappers.FilterObservation in make_env leaves it out"
         return f"has no fixed size{how}"
     if picture and small_numbers and not alone:
-        return "is a picture beside something else: algos/ppo_dict.py takes both"
+        by = "algos/ppo_dict.py takes both, gym.wrappers.FilterObservation leaves one out"
+        return f"is a picture beside something else: {by}"
     if picture and not small_numbers:
         by = "gym.wrappers.TransformObservation makes it uint8, FlattenObservation a vector"
         return f"is a picture: {by}"
@@ -989,7 +990,12 @@ def side_by_side(args, num_envs: int, make_env, keywords: dict):
     envs = []
     with closed_on_error(envs):  # the others, if one cannot be made
         for _ in range(num_envs):
-            envs.append(make())
+            try:
+                envs.append(make())
+            except Exception as error:
+                if envs:
+                    error.add_note("if a process takes only one of these, add --async-envs")
+                raise
         return SyncEnvs([lambda env=env: env for env in envs], autoreset_mode=SAME_STEP)
 
 
@@ -1010,8 +1016,9 @@ class SyncEnvs(gym.vector.SyncVectorEnv):
         infos = {"final_obs": {}, "final_info": {}}
         for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
             obs, reward, terminated, truncated, info = env.step(action)
-            infos["final_info"][i] = dict(info)  # it may change at the reset
+            infos["final_info"][i] = info
             if terminated or truncated:
+                infos["final_info"][i] = copied(info)  # a reset may change what it holds
                 infos["final_obs"][i] = obs
                 obs, info = env.reset()
             infos[i] = info
@@ -1243,6 +1250,17 @@ def sendable(info: dict) -> dict:
         with contextlib.suppress(Exception):  # each class of objects fails in its own way
             kept[name] = pickle.loads(pickle.dumps(value))
     return kept
+
+
+def copied(said):
+    """An info, or what it holds: arrays, dicts and lists anew, all else as it is."""
+    if isinstance(said, np.ndarray):
+        return said.copy()
+    if isinstance(said, dict):
+        return {name: copied(value) for name, value in said.items()}
+    if isinstance(said, list):
+        return list(map(copied, said))
+    return said
 
 
 def seed_generators(seed: int):
@@ -1896,9 +1914,7 @@ class Run:
         if self.step_count % self.checkpoint_steps and not trained:
             lies = f"the checkpoint of step {self.step_count} lies within episodes"
             print(f"{lies}, so a resume will differ: see Args.iteration_steps", file=sys.stderr)
-        for part in self.parts.values():  # a gradient is in no checkpoint: so none outlives one
-            if hasattr(part, "zero_grad"):
-                part.zero_grad()
+        self.clear_gradients()
         parts = {name: without_numpy(part.state_dict()) for name, part in self.parts.items()}
         checkpoint = {
             "step": self.step_count,
@@ -1919,6 +1935,12 @@ class Run:
 
         self.save_weights("weights.npz")
         write_file(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file), check)
+
+    def clear_gradients(self):
+        """No checkpoint holds a gradient, so none outlives one."""
+        for part in self.parts.values():
+            if hasattr(part, "zero_grad"):
+                part.zero_grad()
 
     def save_weights(self, name: str):
         write_file(self.folder / name, lambda file: np.savez(file, **self.arrays()))

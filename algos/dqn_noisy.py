@@ -54,7 +54,8 @@ class NoisyLinear(nn.Module):
         self.mu = mu  # starts as dqn's layer: uniform in +-1 / sqrt(inputs), as in section 3.2
         sigma = sigma_0 / math.sqrt(mu.in_features)
         self.weight_sigma = nn.Parameter(torch.full_like(mu.weight, sigma))
-        self.bias_sigma = nn.Parameter(torch.full_like(mu.bias, sigma))
+        if mu.bias is not None:
+            self.bias_sigma = nn.Parameter(torch.full_like(mu.bias, sigma))
         self.noisy = True  # whether or not in training mode: the agent acts in evaluation mode
 
     def forward(self, x):  # (batch, inputs) -> (batch, outputs)
@@ -64,7 +65,10 @@ class NoisyLinear(nn.Module):
         of_inputs = noise_factor(torch.randn(self.mu.in_features)).to(x.device)
         of_outputs = noise_factor(torch.randn(self.mu.out_features)).to(x.device)
         weight = self.mu.weight + self.weight_sigma * torch.outer(of_outputs, of_inputs)
-        return F.linear(x, weight, self.mu.bias + self.bias_sigma * of_outputs)
+        bias = self.mu.bias
+        if bias is not None:
+            bias = bias + self.bias_sigma * of_outputs
+        return F.linear(x, weight, bias)
 
 
 def noise_factor(noise):
@@ -88,6 +92,8 @@ class QNetwork(dqn.QNetwork):
 def with_noise(module: nn.Module, sigma_0: float) -> nn.Module:
     """The module, with a noisy layer in the place of each linear one, at any depth."""
     if isinstance(module, nn.Linear):
+        if type(module).forward is not nn.Linear.forward:
+            dqn.fail(f"the noise would replace the forward of {type(module).__name__}")
         return NoisyLinear(module, sigma_0)
     for name, child in module.named_children():
         setattr(module, name, with_noise(child, sigma_0))

@@ -191,7 +191,7 @@ class Worlds:
         return rows
 
     def heard(self, said):  # {agent: info} of one world -> n infos; some worlds say nothing
-        return [dict((said or {}).get(agent) or {}) for agent in self.agents]
+        return [ppo.copied((said or {}).get(agent) or {}) for agent in self.agents]
 
     def reset(self, seed):  # (rows,), of which a world takes the first of its own
         n = len(self.agents)

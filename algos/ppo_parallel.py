@@ -243,6 +243,7 @@ class FollowingRun(ppo.Run):
 
     def end_iteration(self, scalars):
         if self.step_count % self.checkpoint_steps == 0:
+            self.clear_gradients()
             self.seed_learning()
         return self.step_count
 

@@ -175,7 +175,8 @@ def gradient_steps(seeds, minibatch, clip_coef):
 def clip_each(max_norms, weights):
     """Scales each seed's gradients, (seeds, ...), to its own largest norm."""
     gradients = [w.grad for w in weights.values() if w.grad is not None]
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # (seeds,)
+    flat = [g.reshape(len(g), -1) for g in gradients]
+    norms = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)  # (seeds,)
     scales = (torch.tensor(max_norms, device=norms.device) / (norms + 1e-6)).clamp(max=1)
     for g in gradients:
         g.mul_(scales.reshape(-1, *[1] * (g.ndim - 1)))

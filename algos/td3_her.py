@@ -202,7 +202,7 @@ class OfEach:
             return self.of_many(achieved, desired)
         try:
             return self.one_by_one(achieved, desired)
-        except Exception:
+        except Exception:  # one that takes only many fails in its own way
             if self.takes_many is None and self.agrees(achieved, desired):
                 return self.of_many(achieved, desired)
             raise

@@ -118,7 +118,8 @@ def print_differences(runs: list[AnyRun]):
 
 def resumed_otherwise(run: AnyRun) -> list[str]:
     """A sentence for each time that a run was resumed with another script or package."""
-    before, lines = run.versions, []
+    before = run.versions
+    lines = []
     for step, versions in run.resumed:
         names = [name for name in before if versions.get(name, before[name]) != before[name]]
         pairs = [(name, str(versions[name])[:12], str(before[name])[:12]) for name in names]
@@ -131,7 +132,8 @@ def resumed_otherwise(run: AnyRun) -> list[str]:
 
 def place(value: float, cell: Cell, protocol: str) -> str:
     """Where a value lies among the seeds of a cell. One more seed is as likely in any place."""
-    value, seeds = float(f"{value:.6g}"), cell.values(protocol)  # as in the CSV
+    value = float(f"{value:.6g}")  # as in the CSV
+    seeds = cell.values(protocol)
     low, high, n = seeds.min(), seeds.max(), len(seeds)
     counts = {"lower": seeds < value, "higher": seeds > value, "equal": seeds == value}
     text = ", ".join(f"{which.sum()} {word}" for word, which in counts.items() if which.any())
@@ -174,7 +176,8 @@ def other_settings(run: AnyRun, cell: Cell) -> str:
             return float(a) == float(b)
         return a == b
 
-    here, there = run.text, {name: str(value) for name, value in cell.about["args"].items()}
+    here = run.text
+    there = {name: str(value) for name, value in cell.about["args"].items()}
     names = sorted((there.keys() & here.keys()) - free)
     different = [name for name in names if not same(here[name], there[name])]
     return ", ".join(f"{name} {here[name]}, not {there[name]}" for name in different)
@@ -191,7 +194,8 @@ def beside_seeds(run: AnyRun, cells: list[Cell]) -> list[str]:
         return ["not finished, so not compared with the seeds in benchmarks/results/"]
     greedy = run.scalars.get("eval/episodic_return") or [(0, math.nan)]
     ends = {"training": report.last_episodes(run.points), "greedy": greedy[-1][1]}
-    lines, others = [], []
+    lines = []
+    others = []
     for cell in here:
         if settings := other_settings(run, cell):
             others.append(f"not compared with [{cell.table}], which has other settings: {settings}")
@@ -256,8 +260,12 @@ def health(scalars: dict, args: dict, floor: float) -> list[str]:
             points[step][tag] = value
     total = float(args.get("total_timesteps", max(points)))
     num_envs = float(args.get("num_envs", 1))
-    gamma, clipped = float(args.get("gamma", 1)), args.get("clip_reward") == "True"
-    now, worth, since, said = {}, 0.0, {}, {}
+    gamma = float(args.get("gamma", 1))
+    clipped = args.get("clip_reward") == "True"
+    now = {}
+    worth = 0.0
+    since = {}
+    said = {}
     for step in sorted(points):
         now |= points[step]
         for tag, value in points[step].items():

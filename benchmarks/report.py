@@ -120,7 +120,8 @@ def read_events(folder: Path) -> tuple[dict, dict]:
     def begins_at(events) -> int:  # the step after the checkpoint that was resumed
         return next((event.step for event in events if event.HasField("session_log")), -1)
 
-    scalars, texts = defaultdict(list), {}
+    scalars = defaultdict(list)
+    texts = {}
     paths = sorted(folder.glob("events.out.tfevents.*"))
     files = [list(EventFileLoader(str(path)).Load()) for path in paths]
     for events in sorted(files, key=begins_at):  # not by their names, which clocks gave them
@@ -144,7 +145,8 @@ def training_episodes(scalars: dict, one_a_point: bool) -> list[tuple[int, float
     returns, lengths = scalars["charts/episodic_return"], scalars["charts/episodic_length"]
     if one_a_point:
         return [(step, value, 1.0) for step, value in returns]
-    points, before = [], 0
+    points = []
+    before = 0
     for (step, value), (_, length) in zip(returns, lengths, strict=False):  # it may still train
         points.append((step, value, max((step - before) / length, 1.0)))
         before = step
@@ -177,7 +179,8 @@ def read_run(folder: Path) -> dict:
     try:
         saved, result = read_json(folder / "args.json"), read_json(folder / "result.json")
         scalars, _ = read_events(folder)
-        points, steps = training_episodes(scalars, one_a_point=False), result["steps"]
+        points = training_episodes(scalars, one_a_point=False)
+        steps = result["steps"]
         greedy = dict(scalars["eval/episodic_return"])
         args = dict(saved["args"])
         texts = result["env_id"], result["algo"], saved["command"], args.get("device", "cpu")
@@ -267,7 +270,8 @@ def same_numbers(run: dict, script: str | None) -> bool:
     """Whether a script, by its SHA-256, trains what the run's own script does: it is the same one,
     or it is recorded that a shortened run of the table has the same run hash with both.
     """
-    path, own = RESULTS / SAME_NUMBERS, run["script"]
+    path = RESULTS / SAME_NUMBERS
+    own = run["script"]
     if script == own or not path.exists():
         return script == own
     name = config_of(run["command"]).replace(".toml:", ":")
@@ -498,7 +502,8 @@ def half_width(ours, row) -> float:
     Welch's for the difference of two means; where the published spread over seeds is not known, its
     mean counts as exact. A single agent is one draw: our seeds' 95% prediction interval.
     """
-    n, variance = len(ours), ours.var(ddof=1) / len(ours)
+    n = len(ours)
+    variance = ours.var(ddof=1) / len(ours)
     if row.seeds == 1:
         return stats.t.ppf(0.975, n - 1) * math.sqrt(variance * (n + 1))
     theirs = 0.0 if math.isnan(row.spread) else row.spread**2 / row.seeds
@@ -519,7 +524,8 @@ def verdict(ours, steps: int, row) -> str:
         part = f", after {steps / row.steps:.0%} of its steps"
     if len(ours) < MIN_SEEDS:
         return f"{'one seed of ours' if len(ours) == 1 else 'too few seeds to tell'}{part}"
-    difference, half = ours.mean() - row.mean, half_width(ours, row)
+    difference = ours.mean() - row.mean
+    half = half_width(ours, row)
     fifth = abs(row.mean - row.random) / 5
     if difference > half:
         word = "above"
@@ -603,7 +609,8 @@ def nearest(cell: Cell, published: list):
 
 def minutes(cell: Cell) -> str:
     """The median wall time of a run, of those on a GPU apart."""
-    times, default = defaultdict(list), cell.about["args"].get("device", "cpu")
+    times = defaultdict(list)
+    default = cell.about["args"].get("device", "cpu")
     for run in cell.about["runs"]:
         times[run.get("device", default)].append(run["seconds"] / 60)
     medians = {device: f"{np.median(values):.1f}" for device, values in times.items()}
@@ -615,7 +622,8 @@ def results_table(cells: list[Cell], published: list) -> str:
     rows = []
     for cell in cells:
         greedy = cell.values("greedy")
-        ours, theirs = [mean_and_std(greedy), ""], ["", ""]
+        ours = [mean_and_std(greedy), ""]
+        theirs = ["", ""]
         if bounds := interval(iqm, greedy):
             ours[1] = f"{number(iqm(greedy))} [{number(bounds[0])}, {number(bounds[1])}]"
         if row := nearest(cell, published):
@@ -646,7 +654,8 @@ def improvements(cells: list[Cell]) -> pd.DataFrame:
     rows = []
     for a, b in itertools.combinations(cells, 2):
         if a.env_id == b.env_id and min(len(a.seeds), len(b.seeds)) >= MIN_SEEDS:
-            x, y = a.values("greedy"), b.values("greedy")
+            x = a.values("greedy")
+            y = b.values("greedy")
             bounds = [f"{bound:.2f}" for bound in interval(improvement, x, y) or ()] or ["", ""]
             rows.append([a.env_id, a.table, b.table, f"{improvement(x, y):.2f}", *bounds])
             rows[-1] += [a.about["steps"], b.about["steps"]]
@@ -656,7 +665,8 @@ def improvements(cells: list[Cell]) -> pd.DataFrame:
 
 def documents(results: Path) -> dict[Path, str]:
     """README.md of a folder of cells, and the CSVs that it names."""
-    cells, published = read_cells(results), read_published()
+    cells = read_cells(results)
+    published = read_published()
     parts = [TITLE, results_table(cells, published), *["![Curves](curves.png)"] * bool(cells)]
     parts += [
         "Every published number, by every protocol: [verdicts.csv](verdicts.csv). The probability "
@@ -704,10 +714,13 @@ def draw(cells: list[Cell], published: list, path: Path):
         axis = figure.add_subplot(rows, columns, panel)
         styles = defaultdict(lambda: itertools.cycle(["-", "-.", ":"]))  # of one algorithm
         for cell in (cell for cell in cells if cell.env_id == env_id):
-            (steps, returns), label = cell.curve("greedy"), cell.table
+            steps, returns = cell.curve("greedy")
+            label = cell.table
             if len(steps) == 1 and len(cell.curve("training")[0]) > 1:
-                (steps, returns), label = cell.curve("training"), f"{label}, in training"
-            color, style = colors[cell.algorithm], next(styles[cell.algorithm])
+                steps, returns = cell.curve("training")
+                label = f"{label}, in training"
+            color = colors[cell.algorithm]
+            style = next(styles[cell.algorithm])
             marker = "." if len(steps) == 1 else None
             axis.plot(steps, returns.T, style, color=color, linewidth=0.5, alpha=0.4)
             mean = returns.mean(axis=0)

@@ -150,7 +150,8 @@ def plan(options, extra: list[str]) -> list[Job]:
         flags += ["--eval-frequency", str(period), *extra]
         args = script_args(script, flags)
         env = args["env_id"].replace("/", "-").replace(":", "-")  # as the scripts name folders
-        first, at_once = options.first_seed, args.get("num_seeds", 1)  # of ppo_seeds, for example
+        first = options.first_seed
+        at_once = args.get("num_seeds", 1)  # of ppo_seeds, for example
         if (first - 1) % at_once:  # else a run would train seeds that another one has trained
             text = f"--first-seed must be one more than a multiple of {at_once}"
             raise UserError(f"[{table}] trains {at_once} seeds at once: {text}")
@@ -170,7 +171,8 @@ def run_folder(job: Job) -> tuple[Path | None, float | None]:
 
     Raises Unreadable, or UserError when a run of this seed had other arguments.
     """
-    cut, seed = None, job.args["seed"]
+    cut = None
+    seed = job.args["seed"]
     name = glob.escape(f"{job.args.get('exp_name', '')}-{seed}-".lstrip("-"))
     for folder in sorted(job.parent.glob(f"{name}*"), reverse=True):
         saved = content(folder / "args.json", "args", dict)  # None: killed before its first step
@@ -225,7 +227,8 @@ class LocalRun:
     """A run as a process of this machine, or one that an earlier campaign left running."""
 
     def __init__(self, job: Job):
-        self.job, self.process = job, None
+        self.job = job
+        self.process = None
         self.output = open(job.log, "a")  # noqa: SIM115 -- close() closes it, elsewhere
         self.lock = open(job.log.with_suffix(".lock"), "a+")  # noqa: SIM115
         if self.locked():
@@ -235,7 +238,8 @@ class LocalRun:
         folder, greedy_return = run_folder(job)
         if greedy_return is not None:  # since the campaign began
             return
-        words, lock = job.words(folder), self.lock.fileno()
+        words = job.words(folder)
+        lock = self.lock.fileno()
         say(f"{'resumes' if folder else 'starts'}  python {shlex.join(words)}")
         owner = ["-I", "-c", OWNER, str(lock)]
         self.process = python([*owner, *words], self.output, pass_fds=[lock])
@@ -273,14 +277,16 @@ class RayRun:
     """A run on a node of a Ray cluster. What it writes comes home while it trains."""
 
     def __init__(self, job: Job):
-        self.job, self.losses = job, 0
+        self.job = job
+        self.losses = 0
         self.begin()
 
     def begin(self):
         """Starts it, or resumes it from what is here."""
         import ray
 
-        job, (config, table) = self.job, self.job.flags[1].rsplit(":", 1)
+        job = self.job
+        config, table = self.job.flags[1].rsplit(":", 1)
         there = Path(config).name if Path(config).is_absolute() else config
         files = {there: Path(config).read_bytes()}
         words = [f"{job.script}.py", "--config", f"{there}:{table}", *job.flags[2:]]
@@ -345,7 +351,9 @@ class Node:
             path = Path(house, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        self.parent, self.log, self.sent = Path(house, parent), Path(house, "log"), {}
+        self.parent = Path(house, parent)
+        self.log = Path(house, "log")
+        self.sent = {}
         self.changes()
         with open(self.log, "wb") as log:
             # of the copy of the scripts, which is the folder of this process
@@ -364,12 +372,15 @@ class Node:
         return code, output, self.changes(), list(self.sent)
 
     def changes(self) -> dict[str, bytes]:
-        found, before, self.sent = {}, self.sent, {}
+        found = {}
+        before = self.sent
+        self.sent = {}
         paths = [path for path in self.parent.rglob("*") if path.is_file()]
         # curves last: so they have all that they had when the checkpoint was written
         for path in sorted(paths, key=lambda path: path.name.startswith("events.out.")):
             with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-                name, time = str(path.relative_to(self.parent)), path.stat().st_mtime_ns
+                name = str(path.relative_to(self.parent))
+                time = path.stat().st_mtime_ns
                 if before.get(name) != time:
                     found[name] = path.read_bytes()
                 self.sent[name] = time
@@ -447,7 +458,10 @@ def train(jobs: list[Job], room, start) -> list[str]:
     """Trains what is not finished; returns what failed, a line each. start(job) begins a run, and
     room() is how many there may be at the moment.
     """
-    waiting, running, failures, told = deque(), [], [], time.monotonic()
+    waiting = deque()
+    running = []
+    failures = []
+    told = time.monotonic()
 
     def failed(job, why):
         failures.append(f"{job}: {why}")
@@ -478,7 +492,8 @@ def train(jobs: list[Job], room, start) -> list[str]:
                         continue
                     greedy_return = run_folder(run.job)[1]
                 except (UserError, OSError) as error:
-                    greedy_return, ending = None, str(error)
+                    greedy_return = None
+                    ending = str(error)
                     run.stop()
                 running.remove(run)
                 run.close()
@@ -533,7 +548,8 @@ def tool(work):
     """Ends with the exit status of work(flags, flags behind --), of wrong input or of a signal."""
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    flags, extra = sys.argv[1:], []
+    flags = sys.argv[1:]
+    extra = []
     if "--" in flags:
         end = flags.index("--")
         flags, extra = flags[:end], flags[end + 1 :]

@@ -55,7 +55,8 @@ def read_cells(tables: dict) -> dict[str, Cell]:
 
 
 TABLES = read_toml(MAINTAIN / "speed.toml")
-CELLS, ON_GPU = read_cells(TABLES), TABLES["gpu"]
+CELLS = read_cells(TABLES)
+ON_GPU = TABLES["gpu"]
 
 
 @contextlib.contextmanager
@@ -109,7 +110,8 @@ def peer_sps(cell: Cell, library: str, folder: str) -> float:
 
 def measure_speed(name: str, repeats: int, folder: str) -> list[dict]:
     """Every library in turns, `repeats` times; a row of the CSV for each."""
-    cell, rows = CELLS[name], []
+    cell = CELLS[name]
+    rows = []
     speeds = {library: [] for library in ("ours", *cell.peers)}
     with held_to(cell.threads):
         for _ in range(repeats):

@@ -125,7 +125,8 @@ class Trial:
 
     def job(self, seed: int) -> run.Job:
         script, *flags = self.command
-        table, args = self.parent.parts[-3], {**self.args, "seed": seed}
+        table = self.parent.parts[-3]
+        args = {**self.args, "seed": seed}
         return run.Job(table, script, [*flags, "--seed", str(seed)], args, self.parent)
 
     def returns(self, seeds):
@@ -156,11 +157,13 @@ class Study:
         own = path.resolve().parent == run.ROOT / "algos" and path.stem in run.SCRIPTS
         if words[:1] != ["python"] or not own:
             raise UserError('it needs a line command = "python algos/ppo.py"')
-        self.script, self.flags = path.stem, ["--torch-threads", "1", *words[2:], *extra]
+        self.script = path.stem
+        self.flags = ["--torch-threads", "1", *words[2:], *extra]
         for flag in self.flags:
             if re.match("--(seed|runs[-_]dir|resume|evaluate)(=|$)", flag):
                 raise UserError(f"the command takes no {flag.split('=')[0]}: that is the study's")
-        self.options, self.ranges = options, content.get("ranges")
+        self.options = options
+        self.ranges = content.get("ranges")
         self.folder = (options.runs_dir or Path("runs", "tune", options.file.stem)).resolve()
         self.seeds = range(options.first_seed, options.first_seed + options.seeds)
         self.fresh = range(self.seeds.stop, self.seeds.stop + options.fresh_seeds)
@@ -173,7 +176,8 @@ class Study:
         """What Optuna draws from; values of a list as text, since it takes no lists of lists."""
         if not isinstance(self.ranges, dict) or not self.ranges:
             raise UserError("it needs a table [ranges]")
-        found, some = {}, {}
+        found = {}
+        some = {}
         for name, spec in self.ranges.items():
             if name not in self.args or name in report.FREE | {"seed", "eval_frequency"}:
                 raise UserError(f"{self.script} has no setting {name} to search")
@@ -192,7 +196,8 @@ class Study:
                         spec |= {"low": int(spec["low"]), "high": int(spec["high"])}
                     types = {type(x) for x in (spec["low"], spec["high"], self.args[name])}
                     kind = IntDistribution if types <= {int, type(None)} else FloatDistribution
-                    found[name], some[name] = kind(**spec), spec["low"]
+                    found[name] = kind(**spec)
+                    some[name] = spec["low"]
                 except (TypeError, ValueError, LookupError) as error:
                     like = "a range is { low = 1, high = 9, log = true }"
                     raise UserError(f"{name}: {like}: {error}") from None
@@ -219,7 +224,8 @@ class Study:
         table = f"{self.script}-{re.sub('[^A-Za-z0-9_.,=+-]', '-', point) or 'default'}"
         if len(table) > 200:  # a file system takes 255
             table = table[:180] + hashlib.sha256(point.encode()).hexdigest()[:20]
-        name, runs_dir = str(len(self.trials)) if settings else "default", self.folder / table
+        name = str(len(self.trials)) if settings else "default"
+        runs_dir = self.folder / table
         command = [self.script, *self.flags, *flags_of(settings), "--runs-dir", run.shown(runs_dir)]
         args = {**self.args, **settings}  # of a script that refuses them, so that its runs fail
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
@@ -262,14 +268,16 @@ class Study:
         for: so what is asked for depends on scores alone, and a study that was cut goes on as if it
         had not been.
         """
-        study, tpe = self.open(), self.options.trials
+        study = self.open()
+        tpe = self.options.trials
         lists = {name: x.choices for name, x in self.space.items() if not tpe}
         total = tpe or math.prod(map(len, lists.values()))
         # at first those of an earlier start, too, of which some may have failed
         trials = [self.default, *(self.trial(x.params) for x in study.trials)]
         while True:
             if not (asked := study.get_trials(states=[TrialState.RUNNING])):  # since it was cut
-                seed, done = self.options.tpe_seed, len(study.trials)
+                seed = self.options.tpe_seed
+                done = len(study.trials)
                 study.sampler = optuna.samplers.GridSampler(lists, seed)
                 if tpe:
                     how = {"multivariate": True, "constant_liar": True}
@@ -293,7 +301,8 @@ class Study:
         return sorted(self.trials, key=lambda trial: trial.score(self.seeds), reverse=True)
 
     def table(self, trials) -> str:
-        columns, rows = ["trial", *self.ranges], []
+        columns = ["trial", *self.ranges]
+        rows = []
         for seeds in (self.seeds, self.fresh):
             columns += [f"seeds {seeds[0]} to {seeds[-1]}", "one by one"]
         for trial in trials:
@@ -311,7 +320,8 @@ class Study:
 
     def confirm(self) -> bool:
         """Trains the best trial and the default on fresh seeds, and says what came of it all."""
-        best, default = self.ranked()[0], self.default
+        best = self.ranked()[0]
+        default = self.default
         chosen = dict.fromkeys([default, best])
         self.train([x for x in chosen if math.isfinite(x.score(self.seeds))], self.fresh)
         self.write()

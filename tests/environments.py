@@ -339,22 +339,26 @@ class Seen(Clock):
 
 
 class Loose(Clock):
-    """Numbers with an axis too many or too few, and an info that is the same dict for good."""
+    """Numbers with an axis too many or too few, and infos that are the same objects for good."""
 
     def __init__(self, space=None):
         super().__init__(space=space)
-        self.info = {}
+        self.info = {"nested": [{"said": np.zeros(1, np.bool_)}]}
 
     def reset(self, *, seed=None, options=None):
         obs, _ = super().reset(seed=seed)
-        self.info["said"] = False
+        self.say(False)
         return obs.tolist(), self.info
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = super().step(action)
         reward = np.full(1, reward, np.float32)
-        self.info["said"] = truncated
+        self.say(truncated)
         return obs.item(), reward, np.array([terminated]), np.array([[truncated]]), self.info
+
+    def say(self, truncated):
+        self.info["said"] = truncated
+        self.info["nested"][0]["said"][:] = truncated
 
 
 class Reused(Clock):

@@ -46,7 +46,8 @@ def train(path: Path):
     """Trains both scripts with each seed, and writes the points."""
     (mutant,) = (mutant for mutant in check.load() if mutant["name"] == path.stem)
     script, flags, tag, _ = read(path)
-    total, rows = int(flags[flags.index("--total-timesteps") + 1]), []
+    total = int(flags[flags.index("--total-timesteps") + 1])
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         wrong = Path(folder) / script
         wrong.write_text(check.broken(mutant))
@@ -96,7 +97,8 @@ def digest(path: Path) -> str:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a mistake with a CSV")
-    names, paths = parser.parse_args().names, sorted(PICTURES.glob("*.csv"))
+    names = parser.parse_args().names
+    paths = sorted(PICTURES.glob("*.csv"))
     if unknown := set(names) - {path.stem for path in paths}:
         parser.error(f"no such CSV in docs/pictures/: {', '.join(sorted(unknown))}")
     for path in paths:

@@ -69,7 +69,8 @@ def measure_actors(name: str, repeats: int, folder: str) -> list[dict]:
     """Speed of dqn.py and of dqn_apex.py with 1 to 8 actors where a step takes 5 ms, and for some
     of them the seconds until it is solved; a run that did not solve it took for ever.
     """
-    env_id, rows = "tasks:WaitingCartPole-v0", []
+    env_id = "tasks:WaitingCartPole-v0"
+    rows = []
     settings = "--total-timesteps 40000 --learning-rate 3e-3 --gamma 0.98 --n-step 5 --loss huber"
     for actors in (0, 1, 2, 4, 8):
         flags = f"dqn_apex --num-actors {actors}" if actors else "dqn"

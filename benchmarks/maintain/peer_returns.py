@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 CSV = Path(__file__).resolve().parents[1] / "results" / "peer-returns.csv"
-ENV_ID, STEPS = "HalfCheetah-v5", 1_000_000
+ENV_ID = "HalfCheetah-v5"
+STEPS = 1_000_000
 
 
 def train(seed: int) -> tuple:

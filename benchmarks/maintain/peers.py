@@ -28,7 +28,8 @@ def main(library, algo, env_id, settings, num_envs, threads, first, last):
         env = VecFrameStack(make_atari_env(env_id, num_envs, seed=1, env_kwargs=keywords), 4)
         policy = "CnnPolicy"
     else:
-        env, policy = make_vec_env(env_id, num_envs, seed=1), "MlpPolicy"
+        env = make_vec_env(env_id, num_envs, seed=1)
+        policy = "MlpPolicy"
     times = []
 
     class Stopwatch(BaseCallback):

@@ -33,7 +33,8 @@ LEVELS = 0.25, 0.5, 0.75, 1.0  # of normalised returns
 
 def is_of_table(table: str, run: dict) -> bool:
     """Whether a run has the settings that a table of benchmarks/ has now, and no others."""
-    args, words = run["args"], shlex.split(run["command"])
+    args = run["args"]
+    words = shlex.split(run["command"])
     config, _, name = report.config_of(run["command"]).rpartition(":")
     here = None
     if name == table and re.fullmatch(r"benchmarks/[^/]+", config) and (ROOT / config).exists():
@@ -74,7 +75,8 @@ def pooled(cell: Cell, others: list[Cell]) -> Cell:
     """A cell of few seeds with those of other scripts, versions or devices: all that there are."""
     if len(cell.seeds) >= MIN_SEEDS_INTERVAL:
         return cell
-    runs, returns = [], []
+    runs = []
+    returns = []
     for part in [cell, *(other for other in others if is_same_training(cell, other))]:
         if {run["seed"] for run in runs}.isdisjoint(part.seeds):
             device = {"device": part.about["args"].get("device", "cpu")}
@@ -90,16 +92,19 @@ def main_cells(cells: list[Cell], variants: list[Cell], published: list) -> list
     """
 
     def rank(cell: Cell) -> tuple:
-        n, is_today = len(cell.seeds), cell.marked_table == cell.table
+        n = len(cell.seeds)
+        is_today = cell.marked_table == cell.table
         is_published = report.nearest(cell, published) is not None
         is_first = n >= MIN_SEEDS_INTERVAL and is_today
         return is_first, n, is_published, cell.about["steps"], -len(cell.table)
 
-    environments, main = {cell.env_id for cell in cells}, {}
+    environments = {cell.env_id for cell in cells}
+    main = {}
     more = [cell for cell in variants if cell.algorithm in ("sac", "tqc")]
     for cell in [*cells, *(cell for cell in more if cell.env_id in environments)]:
         if cell.table not in BEGINNINGS:
-            key, cell = (cell.env_id, cell.algorithm), pooled(cell, variants)
+            key = cell.env_id, cell.algorithm
+            cell = pooled(cell, variants)
             main[key] = max(main.get(key, cell), cell, key=rank)
 
     def order(cell: Cell) -> tuple:
@@ -130,11 +135,15 @@ def verdict_in_short(cell: Cell, row, published: list) -> str:
 def short_tables(cells: list[Cell], published: list) -> str:
     """The tables of README.md, Atari's apart: a line for each of the main cells."""
     columns = ["environment", "table", "measured", "ours", "published", "ours is", "minutes"]
-    vectors, atari = [], []
+    vectors = []
+    atari = []
     for cell in cells:
-        protocol, theirs, verdict = "greedy", "none", ""
+        protocol = "greedy"
+        theirs = "none"
+        verdict = ""
         if row := report.nearest(cell, published):
-            protocol, verdict = row.protocol, verdict_in_short(cell, row, published)
+            protocol = row.protocol
+            verdict = verdict_in_short(cell, row, published)
             theirs = f"{report.published_in_short(row, cell.env_id)[:-1]}, {row.source})"
         line = [cell.env_id, cell.marked_table, protocol, report.ours_in_short(cell, protocol)]
         rows = atari if cell.env_id.startswith("ALE/") else vectors
@@ -150,7 +159,8 @@ def normalised_returns(cells: list[Cell]) -> dict[str, dict[str, np.ndarray]]:
     """{algorithm: {environment: (seeds,)}}: greedy returns of cells with a verdict's seeds, 0 for a
     random policy and 1 for the reference of random.csv.
     """
-    scales, found = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env"), {}
+    scales = pd.read_csv(ROOT / "benchmarks" / "random.csv", index_col="env")
+    found = {}
     for cell in cells:
         if cell.env_id in scales.index and len(cell.seeds) >= MIN_SEEDS:
             low, high = scales.loc[cell.env_id, ["return", "reference"]]
@@ -191,7 +201,8 @@ def table_over_tasks(cells: list[Cell]) -> str:
 
 
 def draw_profiles(cells: list[Cell], path: Path):
-    figure, levels = Figure(figsize=(6, 3.5)), np.linspace(0, 1.5, 301)
+    figure = Figure(figsize=(6, 3.5))
+    levels = np.linspace(0, 1.5, 301)
     axis = figure.add_subplot()
     for name, tasks in normalised_returns(cells).items():
         color = f"C{report.ALGORITHMS.index(name)}"

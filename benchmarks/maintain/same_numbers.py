@@ -154,7 +154,8 @@ def main():
     parser.add_argument("--record", action="store_true", help="keeps what is equal for report.py")
     parser.add_argument("--jobs", type=report.positive, default=2, help="at a time; default 2")
     options = parser.parse_args()
-    wanted, different = commands(options.names), 0
+    wanted = commands(options.names)
+    different = 0
     git = partial(subprocess.run, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     commit = git(["git", "rev-parse", "--short", options.against], text=True).stdout.strip()
     archive = git(["git", "archive", options.against, "algos"]).stdout
@@ -168,7 +169,8 @@ def main():
             print(f"{name:<28} {new[:16]}  {verdict}", flush=True)
             different += new != old
             if options.record and new == old and script != its_script and name not in MORE:
-                path, scripts = report.RESULTS / report.SAME_NUMBERS, [its_script, script]
+                path = report.RESULTS / report.SAME_NUMBERS
+                scripts = [its_script, script]
                 record(path, name, wanted[name], scripts, commit, new)
     sys.exit(different > 0)
 

@@ -22,7 +22,8 @@ def main(threshold: float, evaluated_on: str, name: str, flags: list[str]):
     end_iteration = parent.Run.end_iteration
 
     def look(run, scalars):
-        due, args = run.due(2_000), run.args
+        due = run.due(2_000)
+        args = run.args
         steps = end_iteration(run, scalars)
         if due:
             run.args = dataclasses.replace(args, env_id=evaluated_on, eval_episodes=20)

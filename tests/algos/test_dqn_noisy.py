@@ -19,9 +19,10 @@ def new_network(obs_shape=(INPUTS,), **settings):
     return dqn_noisy.QNetwork(args, Box(0, 1, obs_shape, np.float32), ACTIONS), args
 
 
-def test_a_layer_against_a_loop():
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_against_a_loop(bias):
     """Equation 9 with the noises of 10 and 11, entry by entry, on the same draws."""
-    layer = dqn_noisy.NoisyLinear(nn.Linear(INPUTS, OUTPUTS), 0.5)
+    layer = dqn_noisy.NoisyLinear(nn.Linear(INPUTS, OUTPUTS, bias), 0.5)
     randomise(layer)
     x = torch.randn(BATCH, INPUTS)
     state = torch.get_rng_state()
@@ -31,7 +32,7 @@ def test_a_layer_against_a_loop():
     f = [[np.sign(e) * abs(e) ** 0.5 for e in noise] for noise in (e_in, e_out)]
     for row in range(BATCH):
         for i in range(OUTPUTS):
-            y = layer.mu.bias[i] + layer.bias_sigma[i] * f[1][i]
+            y = layer.mu.bias[i] + layer.bias_sigma[i] * f[1][i] if bias else 0
             for j in range(INPUTS):
                 weight = layer.mu.weight[i, j] + layer.weight_sigma[i, j] * f[1][i] * f[0][j]
                 y = y + weight * x[row, j]
@@ -56,6 +57,16 @@ def test_a_bare_layer_and_one_within_blocks_are_noisy_too():
     blocks = dqn_noisy.with_noise(blocks, 0.5)
     assert isinstance(blocks[0][0], dqn_noisy.NoisyLinear)
     assert isinstance(dqn_noisy.with_noise(nn.Linear(3, 5), 0.5), dqn_noisy.NoisyLinear)
+
+
+def test_a_layer_whose_own_forward_would_be_lost_is_refused(failure):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 100 * super().forward(x)
+
+    assert "forward of Scaled" in failure(dqn_noisy.with_noise, nn.Sequential(Scaled(3, 5)), 0.5)
+    normed = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 5))
+    assert isinstance(dqn_noisy.with_noise(normed, 0.5), dqn_noisy.NoisyLinear)
 
 
 @pytest.mark.parametrize("double", [False, True])

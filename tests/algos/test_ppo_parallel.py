@@ -118,7 +118,9 @@ def trained(flags, look=lambda run: run.hash()):
     return train
 
 
-def test_what_an_update_of_another_rank_draws_from_numpy_resumes():
+def test_another_rank_goes_on_from_a_checkpoint_as_after_a_resume():
+    """Whatever an update draws from NumPy, and whatever gradients it leaves."""
+
     def follower(first_step):
         args = parse(ppo_parallel, f"{PENDULUM} --total-timesteps 540".split())
         args.first_step = first_step
@@ -131,7 +133,9 @@ def test_what_an_update_of_another_rank_draws_from_numpy_resumes():
     while run.step_count < run.checkpoint_steps:
         run.step(np.zeros((3, 1)))
     np.random.random()  # in an update
+    run.agent.log_std.grad = torch.ones(1)
     run.end_iteration({})
+    assert run.agent.log_std.grad is None
     draws = np.random.random(), random.random()
     follower(run.step_count)
     assert (np.random.random(), random.random()) == draws

@@ -98,6 +98,28 @@ def test_dropout_and_batch_normalisation_are_for_learning_alone(train_seeds, mon
     assert np.abs(means[0] - means[1]).min() > 1e-4
 
 
+def test_a_parameter_of_one_number_learns(train_seeds, monkeypatch):
+    make_networks = ppo.Agent.make_networks
+
+    class Scaled(nn.Sequential):
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.temperature = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return super().forward(x) / self.temperature
+
+    def scaled(agent, *sizes):
+        make_networks(agent, *sizes)
+        agent.actor = Scaled(agent.actor)
+
+    monkeypatch.setattr(ppo.Agent, "make_networks", scaled)
+    for run in train_seeds(num_seeds=2, total_timesteps=512):
+        expected = train(ppo, total_timesteps=512, seed=run.args.seed)
+        np.testing.assert_allclose(vector(run.agent), vector(expected.agent), atol=1e-5)
+        assert run.agent.actor.temperature != 2
+
+
 def test_every_seed_has_the_agent_that_main_was_given(tmp_path):
     class Agent(ppo.Agent):
         pass

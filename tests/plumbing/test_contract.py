@@ -157,14 +157,16 @@ def test_numbers_may_have_an_axis_and_infos_be_reused(monkeypatch, asynchronous)
 
     def heard(actions):
         transition = step(actions)
-        said.append([(info["said"], run.next_infos[i]["said"]) for i, info in enumerate(run.infos)])
+        for infos in (run.infos, run.next_infos):
+            said.append([info["said"] for info in infos])
+            assert [info["nested"][0]["said"].item() for info in infos] == said[-1]
         return transition
 
     monkeypatch.setattr(run, "step", heard)
     ppo.train(run.args, run)
     run.envs.close()
     assert run.returns.shape == (3,) and run.step_count == 150
-    assert said[:5] == [[(False, False)] * 3] * 4 + [[(False, True)] * 3]
+    assert said[:10] == [[False] * 3] * 9 + [[True] * 3]
 
 
 def test_a_reward_that_is_not_a_number_ends_the_run_by_its_name(command):

@@ -17,6 +17,8 @@ LINES = [
 # has log-probabilities, a2c's needs none
 OWN = {"Args", "Agent", "ReplayBuffer", "update", "train", "make_agent", "evaluation_policy"}
 OWN |= {"rollout_batch"}
+READ = [*ROOT.glob("algos/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+READ = sorted(str(path.relative_to(ROOT)) for path in READ)
 METADATA = re.compile(r"\n# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723, at the end of each
 TRICKS = r"Vector\(|skip_compiler_import|data_ptr|__wrapped__|is_tensor|\._version"
 
@@ -101,9 +103,9 @@ def pairs_things(node):
     return not alike and not targets <= set().union(*sides)
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, "tasks", "load"])
-def test_a_line_is_one_thought(name):
-    source = (ROOT / "algos" / f"{name}.py").read_text()
+@pytest.mark.parametrize("path", READ)
+def test_a_line_is_one_thought(path):
+    source = (ROOT / path).read_text()
     lines = source.splitlines()
     assert not [lines[n.lineno - 1] for n in ast.walk(ast.parse(source)) if pairs_things(n)]
     assert max(map(len, lines)) <= 100

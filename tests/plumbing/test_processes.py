@@ -326,8 +326,9 @@ def test_a_result_is_written_also_where_nobody_reads_what_is_printed(tmp_path):
 
 
 def test_what_an_evaluation_cannot_make_is_said_before_training():
-    with pytest.raises(RuntimeError, match="an engine runs here already"):
+    with pytest.raises(RuntimeError, match="an engine runs here already") as error:
         new_run(ppo, **small("Single", num_envs=1))
+    assert "add --async-envs" in error.value.__notes__[0]
     assert environments.Single.engines == []
 
 
