@@ -126,6 +126,8 @@ def with_layer_norm(layers, input_shape):
     x = torch.zeros(1, *input_shape)
     result = []
     for layer in layers.eval():  # of a single row batch normalisation could learn nothing
+        if list(layer.children()):
+            ppo.fail(f"within {type(layer).__name__} add nn.LayerNorm, and --no-layer-norm")
         x = layer(x)
         result.append(layer)
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer is not layers[-1]:

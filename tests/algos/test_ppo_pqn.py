@@ -169,6 +169,12 @@ def test_a_network_may_have_batch_normalisation_of_its_own():
     assert norm in layers and norm.training and norm.num_batches_tracked == 0
 
 
+def test_layers_within_another_would_be_left_out(failure):
+    block = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
+    layers = nn.Sequential(block, nn.Linear(5, 2))
+    assert "within Sequential add" in failure(ppo_pqn.with_layer_norm, layers, [3])
+
+
 def test_without_it_the_network_is_ppos():
     networks = []
     for make in (ppo_pqn.Agent, ppo.Agent):
