@@ -164,6 +164,28 @@ def test_rows_are_agents_in_worlds_and_a_world_goes_on_until_all_are_gone():
     assert rewards[5] == 21 and infos[5] == infos["final_info"][5] == {"of": "c"}
 
 
+def test_what_a_reset_writes_into_infos_is_not_what_the_last_step_said():
+    class Reusing(Mortal):
+        said = {x: {"at": np.zeros(1)} for x in "abc"}  # noqa: RUF012
+
+        def tell(self, obs, *rest, time):
+            for info in self.said.values():
+                info["at"][:] = time
+            return obs, *rest[:-1], self.said
+
+        def reset(self, seed=None, options=None):
+            return self.tell(*super().reset(seed=seed), time=0)
+
+        def step(self, actions):
+            return self.tell(*super().step(actions), time=1)
+
+    worlds = ppo_multi.Worlds([Reusing((1, 1, 1))], agent_id=False)
+    worlds.reset(seed=np.arange(3))
+    *_, infos = worlds.step(np.zeros(3))
+    assert [infos["final_info"][row]["at"].item() for row in range(3)] == [1, 1, 1]
+    assert [infos[row]["at"].item() for row in range(3)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "settings, shared",
     [
