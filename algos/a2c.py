@@ -15,6 +15,7 @@ Deliberate differences from the papers:
 - an episode cut by a time limit is bootstrapped from its true last observation, as in theory.
 """
 
+import collections
 import contextlib
 import copy
 import fcntl
@@ -837,7 +838,8 @@ def table_of(config: str, name: str) -> tuple[str, dict]:
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        fail(f"{path}: {error}")
+        hint = "" if ext else "; write the .toml of a file of your own"
+        fail(f"{path}: {error}{hint}")
     if not isinstance(tables.get(table), dict):
         fail(f"{path} has no table [{table}], but {', '.join(tables) or 'none at all'}")
     if both := tables[table].keys() & {"config", "resume", "evaluate"}:
@@ -1721,18 +1723,30 @@ class Run:
             for own, value in vars(part).items():
                 if own.startswith("_") or own in ("defaults", "param_groups", "state"):
                     continue
+                lost = self.holds_unsaved(value, parts)
                 number = isinstance(value, int | float)
-                if holds_state(value) or (number and not self.stays(f"{name}.{own}", value)):
+                if lost or (number and not self.stays(f"{name}.{own}", value)):
                     how = f"put it into {name}.state, or write a state_dict"
                     return f"no checkpoint keeps {name}.{own}: {how}"
         return ""
 
+    def holds_unsaved(self, value, parts: dict) -> bool:
+        """Whether an attribute is or holds what would need a checkpoint, but is in none."""
+        modules = [part for part in (self.agent, *parts.values()) if isinstance(part, nn.Module)]
+        kept = [self.rng, torch.default_generator, *parts.values()]
+        for module in modules:
+            kept += [*module.modules(), *module.parameters(), *module.buffers()]
+        return not set(map(id, states_in(value))) <= set(map(id, kept))
+
     def warn_of_unsaved(self):
-        """Says in a line if no part keeps a tensor that the agent or an optimizer has."""
-        for name, value in [*vars(self.agent).items(), *self.agent.named_buffers()]:
-            if isinstance(value, torch.Tensor) and name not in self.names:
-                how = "if it changes, make it by register_buffer, persistent"
-                print(f"no checkpoint keeps the agent's tensor {name}: {how}", file=sys.stderr)
+        """Says in a line if no part keeps what the agent or an optimizer has."""
+        lost = [name for name, _ in self.agent.named_buffers() if name not in self.names]
+        for name, value in vars(self.agent).items():
+            if name not in vars(nn.Module()) and self.holds_unsaved(value, self.parts):
+                lost.append(name)
+        for name in lost:
+            how = "if it learns or changes, use persistent buffers, nn.ModuleDict or nn.ModuleList"
+            print(f"no checkpoint keeps the agent's {name}: {how}", file=sys.stderr)
         states = [state for part in self.parts.values() for state in part.state_dict().values()]
         kept = [state for state in states if isinstance(state, torch.Tensor)]
         for name, part in self.parts.items():
@@ -1999,14 +2013,14 @@ class Run:
         return f"to resume: {shlex.join(words)}"
 
 
-def holds_state(value) -> bool:
-    """Whether an attribute of an optimizer is or holds tensors of its own, or another optimizer."""
+def states_in(value) -> list:
+    """What an attribute is or holds that changes: tensors, modules, optimizers, generators."""
     if isinstance(value, dict):
-        return any(map(holds_state, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(holds_state, value))
-    of_module = isinstance(value, nn.Parameter)
-    return isinstance(value, torch.Tensor | torch.optim.Optimizer) and not of_module
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | collections.deque):
+        return [state for each in value for state in states_in(each)]
+    kinds = torch.Tensor | nn.Module | torch.optim.Optimizer | torch.Generator
+    return [value] if isinstance(value, kinds | random.Random | np.random.Generator) else []
 
 
 def has_scheduler(part) -> bool:

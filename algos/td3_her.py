@@ -256,6 +256,9 @@ def missing_for_goals(env, seed) -> str:
         return f"achieved_goal and desired_goal, like numbers of one shape, in {space or 'a Dict'}"
     if attribute(env, "compute_reward") is None:
         return "compute_reward(achieved_goal, desired_goal, info)"
+    if env.observation_space.shape != (gym.spaces.flatdim(space),):
+        below = "put wrappers below what flattens observations"
+        return f"goals where {space} has them: {below}"
     obs, _ = env.reset(seed=td3.env_seeds(1, seed)[0])  # goals that may be
     parts = gym.spaces.unflatten(space, obs)
     pair = parts["achieved_goal"][None], parts["desired_goal"][None]

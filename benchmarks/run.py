@@ -510,7 +510,7 @@ def train(jobs: list[Job], room, start) -> list[str]:
             if running and time.monotonic() - told >= 60:
                 told = time.monotonic()
                 finished = len(jobs) - len(running) - len(waiting) - len(failures)
-                first = f"{running[0].job}: {' '.join(lines_of(running[0].job.log)[-1:])}"
+                first = ": ".join([str(running[0].job), *lines_of(running[0].job.log)[-1:]])
                 say(f"{finished} of {len(jobs)} finished, {len(running)} running; first {first}")
     finally:
         for run in running:

@@ -613,3 +613,22 @@ def test_each_actor_has_a_core_for_one_thread(fake):
     new_run(dqn_apex, **SHORT | dict(num_actors=5))
     _, settings = fake.initialised
     assert settings["num_cpus"] == 5  # also where the machine has fewer
+
+
+def test_the_learner_shows_its_losses(fake):
+    run = train(dqn_apex, **SHORT | dict(log_frequency=1))
+    assert {"losses/td_loss", "losses/q_values", "losses/q_spread"} <= curves(run).keys()
+
+
+def test_first_priorities_of_distributions_are_cross_entropies():
+    actor = small_actor(n_atoms=3, v_min=-2.0, v_max=4.0, n_step=1, gamma=0.5)
+    rng, arrays = np.random.default_rng(1), actor.agent.state_dict().items()
+    weights = {name: np.float32(rng.normal(size=x.shape)) for name, x in arrays}
+    weights["support"] = actor.agent.support.numpy().copy()
+    rows, errors, _ = actor.collect(weights, 0, 1.0, True)
+    sent = {name: torch.as_tensor(x).flatten(0, 1) for name, x in columns(rows).items()}
+    batch = {name: sent[name] for name in ("obs", "actions", "terminated", "next_obs")}
+    batch["rewards"] = sent["rewards"].float()
+    batch["discounts"] = torch.full_like(batch["rewards"], 0.5)
+    _, expected, _ = dqn.c51_losses(actor.agent, actor.agent, batch, actor.args)
+    np.testing.assert_allclose(errors.ravel(), expected, rtol=1e-5)

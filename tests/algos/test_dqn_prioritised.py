@@ -234,3 +234,11 @@ def test_with_exponent_0_it_is_dqn(name):
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
     if name == "mse":
         assert train(dqn_prioritised, **settings).hash() != plain.hash()
+
+
+def test_a_batch_has_a_step_of_each_equal_part_of_the_sum():
+    """Of n equal priorities a batch of n has each step once: appendix B.2.1."""
+    buffer = new_buffer(steps=LENGTH)
+    buffer.sample(LENGTH * ENVS, 1, 0.9, np.random.default_rng(0))
+    steps, envs = buffer.drawn
+    assert len(set(zip(steps.tolist(), envs.tolist(), strict=True))) == LENGTH * ENVS

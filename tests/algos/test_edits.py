@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import types
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import dqn
@@ -410,6 +410,20 @@ class Remembering(torch.optim.SGD):
         self.momenta = {group["lr"]: [torch.zeros(3)] for group in self.param_groups}
 
 
+class Averaging(torch.optim.SGD):
+    history = None
+
+    def step(self):
+        self.history = deque([[torch.zeros(3)]])
+
+
+class Drawing(torch.optim.SGD):
+    generator = None
+
+    def step(self):
+        self.generator = torch.Generator()
+
+
 class Wrapping(torch.optim.SGD):
     base = None
 
@@ -418,7 +432,14 @@ class Wrapping(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    "kind, name", [(Counting, "steps"), (Remembering, "momenta"), (Wrapping, "base")]
+    "kind, name",
+    [
+        (Counting, "steps"),
+        (Remembering, "momenta"),
+        (Averaging, "history"),
+        (Drawing, "generator"),
+        (Wrapping, "base"),
+    ],
 )
 def test_what_an_optimizer_has_beside_its_state_is_refused_if_no_checkpoint_keeps_it(kind, name):
     class Saving(kind):
@@ -428,6 +449,7 @@ def test_what_an_optimizer_has_beside_its_state_is_refused_if_no_checkpoint_keep
     run = new_run(ppo)
     for optimizer in kind(run.agent.parameters()), Saving(run.agent.parameters()):
         optimizer.parameters = list(run.agent.parameters())
+        optimizer.rng = run.rng
         optimizer.scale = 0.5
         optimizer.steps = 0
         assert run.mistake({"optimizer": optimizer}) == ""
@@ -555,14 +577,35 @@ def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
             assert said.count(words) == (not parts)
 
 
-def test_a_tensor_of_the_agent_that_is_not_kept_is_said(edited, capsys):
+OF_THE_AGENT = {  # to whether checkpoints keep it
+    "self.register_buffer('mu', torch.zeros(3))": True,
+    "self.mu = [self.actor, *self.critic.parameters(), self.last]": True,
+    "self.mu = {'a name': (None, 2.0, torch.default_generator)}": True,
+    "self.register_buffer('mu', torch.zeros(3), persistent=False)": False,
+    "self.mu = torch.zeros(3)": False,
+    "self.mu = {name: x.clone() for name, x in self.actor.state_dict().items()}": False,
+    "self.mu = collections.deque([torch.zeros(3)], maxlen=5)": False,
+    "self.mu = [self.actor, {'head': nn.Linear(2, 3)}]": False,
+    "self.mu = (nn.Parameter(torch.zeros(3)),)": False,
+    "self.mu = torch.Generator()": False,
+    "self.mu = np.random.default_rng(0)": False,
+    "self.mu = random.Random(0)": False,
+}
+
+
+@pytest.mark.parametrize("mu, kept", OF_THE_AGENT.items())
+def test_what_the_agent_has_and_no_checkpoint_keeps_is_said(mu, kept, edited, capsys):
     line, _ = NETWORKS["ppo"]
-    zeros = "torch.zeros(3)"
-    forms = f"self.register_buffer('mu', {zeros})", f"self.mu = {zeros}"
-    for kept in (*forms, f"self.register_buffer('mu', {zeros}, persistent=False)"):
-        trained(edited("ppo", (line, f"{line}; {kept}")))
-        words = "no checkpoint keeps the agent's tensor mu: if it changes, make it by register"
-        assert (words in capsys.readouterr().err) == (kept != forms[0])
+    trained(edited("ppo", (line, f"{line}; self.register_buffer('last', torch.zeros(())); {mu}")))
+    words = "no checkpoint keeps the agent's mu: if it learns or changes, use "
+    assert (words not in capsys.readouterr().err) == kept
+
+
+def test_what_a_part_keeps_for_the_agent_needs_no_word(capsys):
+    run = new_run(ppo, **SETTINGS["ppo"])
+    run.agent.hidden = [nn.Linear(2, 3)]
+    ppo.train(run.args, run, parts={"hidden": run.agent.hidden[0]})
+    assert "no checkpoint keeps" not in capsys.readouterr().err
 
 
 def test_what_an_evaluation_moves_is_put_back(edited):

@@ -492,6 +492,18 @@ def test_the_success_rate_is_of_episodes_that_no_checkpoint_cut(monkeypatch):
     assert "charts/success_rate" not in curves(silent)
 
 
+class Numbered(gym.ObservationWrapper):
+    """Has a number for its observation, which flattening makes a one-hot."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        parts = {**env.observation_space, "observation": gym.spaces.Discrete(7)}
+        self.observation_space = gym.spaces.Dict(parts)
+
+    def observation(self, observation):
+        return {**observation, "observation": 5}
+
+
 class Tenfold(gym.Wrapper):
     def step(self, action):
         obs, reward, *rest = self.env.step(action)
@@ -534,6 +546,24 @@ def test_the_environment_that_is_asked_gets_a_seed_that_all_take():
     run.make_envs = partial(td3.make_envs, make_env=make_env)
     with td3_her.make_goal_env(run):
         run.close()
+
+
+@pytest.mark.parametrize("wrapper", ["stack", "time"])
+def test_a_wrapper_that_moves_the_goals_is_refused(wrapper, failure):
+    """As one above what flattens does, even where the last part of the Dict is no Box."""
+
+    def make_env(env_id, **keywords):
+        env = gym.make(env_id, max_episode_steps=11, **keywords)
+        env = td3.as_vectors(Numbered(env))
+        if wrapper == "time":
+            return gym.wrappers.TimeAwareObservation(env)
+        return gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, 3))
+
+    run = new_run(td3_her, **TINY, **trail("td3_her"))
+    run.make_envs = partial(td3.make_envs, make_env=make_env)
+    said = failure(td3_her.train, run.args, run)
+    assert "put wrappers below what flattens observations" in said
+    run.close()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -186,3 +186,11 @@ def test_only_both_together_open_the_doors():
     assert train(ppo_dict, **settings).evaluate().mean() > 9
     for env_id in ("tasks:DoorsPicture-v0", "tasks:DoorsPosition-v0"):
         assert 3.5 < train(ppo, env_id=env_id, **settings).evaluate().mean() < 6.5
+
+
+def test_images_of_one_shape_have_convolutions_of_their_own():
+    image = Box(0, 255, (37, 41, 3), np.uint8)
+    packed = ppo_dict.Packed(Dict(left=image, right=image, arm=Box(-1, 1, (2,))))
+    agent = ppo_dict.make_agent(ppo_dict.Args(), packed, Discrete(3))
+    left, right = (set(trunk.parameters()) for trunk in agent.trunks)
+    assert left and left.isdisjoint(right)

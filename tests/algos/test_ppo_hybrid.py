@@ -167,3 +167,10 @@ def test_golf_is_learned_with_the_deviation_that_is_best():
     run = train(ppo_hybrid, **settings)
     assert run.evaluate().mean() > 0.98
     assert 2 * run.agent.log_std.exp().item() == pytest.approx(np.sqrt(0.05), rel=0.2)
+
+
+def test_the_first_deviation_is_the_one_asked_for():
+    space = ppo_hybrid.Flat(Tuple([Discrete(3), Box(-1, 1, (2,))]))
+    args = ppo_hybrid.Args(log_std_init=-0.5)
+    agent = ppo_hybrid.make_agent(args, Box(-1, 1, (4,)), space)
+    assert agent.log_std.tolist() == [-0.5] * 2

@@ -141,6 +141,11 @@ def test_a_renewal_moves_the_statistics_a_step_to_those_of_the_rollout():
         torch.testing.assert_close(layer.running_var, 0.98 * var + 0.02 * x.var(dim=0))
 
 
+def test_statistics_of_images_move_as_slowly():
+    agent = random_agent(IMAGES, batch_norm=True)
+    assert {layer.momentum for layer in norms(agent)} == {0.02}
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "environments:Square-v0"])
 def test_statistics_move_once_a_rollout_and_ratios_begin_with_that_change(env_id):
     """The old log-probabilities are of the policy that acted; the loss sees the new statistics, at

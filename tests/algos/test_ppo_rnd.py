@@ -192,3 +192,16 @@ def test_the_predictor_has_a_rate_of_its_own(monkeypatch):
     rates = dict(learning_rate=0.25, rnd_learning_rate=0.5, anneal_lr=False)
     train(ppo_rnd, **SMALL, **rates)
     assert [group["lr"] for group in seen[0]["optimizer"].param_groups] == [0.25, 0.5]
+
+
+def test_the_critic_of_bonuses_sees_what_the_other_networks_see():
+    args, agent, curiosity = make_parts(norm_obs=True)
+    agent.obs_moments.mean[:], agent.obs_moments.var[:] = 3, 4
+    seen, value = [], curiosity.value
+    curiosity.value = lambda features: seen.append(features) or value(features)
+    buffer, _, after = play(np.random.default_rng(0))
+    batch, *_ = with_bonuses(args, agent, curiosity, buffer, after)
+    ppo_rnd.curiosity_loss(agent, curiosity, batch)
+    rows = torch.as_tensor(np.concatenate([buffer["obs"], after[None]])).flatten(0, 1)
+    for found, obs in zip(seen, (rows, batch["obs"]), strict=True):
+        torch.testing.assert_close(found, ((obs - 3) / 2).clip(-10, 10))

@@ -482,6 +482,7 @@ BAD_INPUT = {
     "steps that do not divide": ("--total-timesteps 1001", "must divide total_timesteps=1001"),
     "a device that is not there": ("--device cuda", "cuda"),
     "no config of that name": ("--config missing", "missing.toml"),
+    "a file without its ending": ("--config good", "; write the .toml of a file of your own"),
     "no such table": ("--config good.toml:other", "good.toml has no table [other], but "),
     "an unknown field": ("--config good.toml:typo", "good.toml: [typo]: Unrecognized options"),
     "a field of a wrong type": ("--config good.toml:wrong", "good.toml: [wrong]: Value error"),

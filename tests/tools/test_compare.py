@@ -181,6 +181,8 @@ def test_a_return_that_has_not_risen_above_that_of_the_first_episodes():
     # of five points whose means of 20 episodes deviate by 9, an episode deviates by 40
     noisy = [21.0, 33.0, 15.0, 24.0, 39.0, 33.0, 15.0, 24.0, 39.0]
     assert without_progress(noisy) and not without_progress([-9.0, *noisy[1:]])
+    # 1.5 and 2.5 standard errors below
+    assert without_progress([15.0, *noisy[1:]]) and not without_progress([5.0, *noisy[1:]])
 
 
 def test_nothing_that_a_folder_names_is_executed(results, monkeypatch, tool):
@@ -384,6 +386,8 @@ def test_the_least_entropy_is_in_units_of_the_action_space(tmp_path):
     assert compare.least_entropy(run) == pytest.approx(0.01 * np.log(4))
     np.savez(tmp_path / "weights.npz", log_std=np.zeros(6), **arrays)
     assert -20 < compare.least_entropy(run) < -6.5  # log_std of -4.8, and of -2.5
+    cleanrl = compare.AnyRun(tmp_path / "cleanrl", "ppo_continuous_action", {}, scalars, [], True)
+    assert compare.least_entropy(cleanrl) == -np.inf, "its weights are not here"
 
 
 MISTAKES = {  # flags that are mistakes, each made by people, and what is said of the run

@@ -21,6 +21,7 @@ import run
 import same_numbers
 from cells import a_run, cell_named
 from conftest import ROOT, only_run
+from scipy import stats
 
 ROW = report.read_published()[0]
 
@@ -34,6 +35,13 @@ def published(mean, spread, seeds, steps=100, protocol="greedy", random=22.0):
         source="a paper", url="https://example.org", note="", causes=cause, random=random,
         same_settings="", method="",
     )  # fmt: skip
+
+
+def test_the_interval_is_welch_s_where_the_numbers_of_seeds_differ():
+    ours, theirs = np.array([3.0, 4.0, 5.0]), np.arange(11.0)
+    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    row = published(theirs.mean(), theirs.std(ddof=1), len(theirs))
+    assert report.half_width(ours, row) == pytest.approx((high - low) / 2)
 
 
 def test_verdicts():
@@ -246,6 +254,7 @@ def test_few_seeds_are_joined_by_those_of_the_same_settings(results):
     joined = publish.pooled(few, others)
     assert joined.seeds == [1, 2, 3, 4] and joined.values("greedy").tolist() == [1, 2, 3, 4]
     assert report.minutes(joined) == "1.5, 3.5 (GPU)" and few.seeds == [1, 2]
+    assert report.minutes(cell_of("ppo-uneven", (1, 2, 12))) == "2.0"
     enough = cell_of("ppo-five", range(11, 16))
     assert publish.pooled(enough, others) is enough
 

@@ -407,3 +407,31 @@ def test_a_node_gives_as_many_cores_as_threads_and_gets_the_first_weights(monkey
     (job,) = run.plan(options, [])
     run.RayRun(job)
     assert asked == [{"num_cpus": 3, "num_gpus": 0}] and sent[0]["first.npz"] == b"weights"
+
+
+def ray_run(monkeypatch, folder, get):
+    """A run on a node whose news are what `get` returns."""
+    errors = SimpleNamespace(RayError=ConnectionError)
+    ray = SimpleNamespace(wait=lambda news, timeout: (news, []), get=get, exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(run.RayRun, "begin", lambda self: None)
+    monkeypatch.setattr(run.RayRun, "stop", lambda self: None)
+    (job,) = planned(folder, "--seeds 1 --algos ppo")
+    one = run.RayRun(job)
+    one.news, one.node = None, SimpleNamespace(news=SimpleNamespace(remote=int))
+    return one
+
+
+def test_what_a_node_says_comes_behind_what_was_said(monkeypatch, tmp_path):
+    one = ray_run(monkeypatch, tmp_path, lambda news: (None, b"more\n", {}, []))
+    one.job.log.parent.mkdir(parents=True, exist_ok=True)
+    one.job.log.write_text("before\n")
+    assert one.poll() is None and one.job.log.read_text() == "before\nmore\n"
+
+
+def test_a_run_that_is_lost_four_times_has_failed(monkeypatch, tmp_path):
+    def lost(news):
+        raise ConnectionError("gone")
+
+    one = ray_run(monkeypatch, tmp_path, lost)
+    assert [one.poll() for _ in range(4)] == [None] * 3 + ["Ray: ConnectionError: gone"]

@@ -192,6 +192,7 @@ def test_tpe_draws_from_its_ranges_and_repeats_by_its_seed(monkeypatch, tmp_path
         study = study_of(tmp_path, PPO, "--trials", 20, "--tpe-seed", seed)
         study.search()
         assert study.trials[0] is study.default
+        assert study.open().direction.name == "MAXIMIZE"
         found.append([(trial.settings, trial.finished) for trial in study.trials[1:]])
     assert found[0] == found[1] != found[2]
     assert 0 < sum(not returns for _, returns in found[0]) < 20
