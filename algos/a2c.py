@@ -1732,10 +1732,9 @@ class Run:
 
     def holds_unsaved(self, value, parts: dict) -> bool:
         """Whether an attribute is or holds what would need a checkpoint, but is in none."""
-        modules = [part for part in (self.agent, *parts.values()) if isinstance(part, nn.Module)]
-        kept = [self.rng, torch.default_generator, *parts.values()]
-        for module in modules:
-            kept += [*module.modules(), *module.parameters(), *module.buffers()]
+        groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
+        kept = states_in([self.agent, self.rng, torch.default_generator, *parts.values()])
+        kept += states_in([group["params"] for group in groups])  # or warn_of_unsaved names them
         return not set(map(id, states_in(value))) <= set(map(id, kept))
 
     def warn_of_unsaved(self):
@@ -2014,13 +2013,16 @@ class Run:
 
 
 def states_in(value) -> list:
-    """What an attribute is or holds that changes: tensors, modules, optimizers, generators."""
+    """What an attribute is or holds that may change: tensors, optimizers, generators."""
+    if isinstance(value, nn.Module):
+        value = [*value.parameters(), *value.buffers()]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple | set | collections.deque):
         return [state for each in value for state in states_in(each)]
-    kinds = torch.Tensor | nn.Module | torch.optim.Optimizer | torch.Generator
-    return [value] if isinstance(value, kinds | random.Random | np.random.Generator) else []
+    generators = torch.Generator | np.random.Generator | random.Random
+    kinds = torch.Tensor | torch.optim.Optimizer | generators
+    return [value] if isinstance(value, kinds) else []
 
 
 def has_scheduler(part) -> bool:

@@ -449,6 +449,7 @@ def test_what_an_optimizer_has_beside_its_state_is_refused_if_no_checkpoint_keep
     run = new_run(ppo)
     for optimizer in kind(run.agent.parameters()), Saving(run.agent.parameters()):
         optimizer.parameters = list(run.agent.parameters())
+        optimizer.modules = list(run.agent.modules())
         optimizer.rng = run.rng
         optimizer.scale = 0.5
         optimizer.steps = 0
@@ -579,7 +580,7 @@ def test_a_tensor_that_is_learned_but_not_kept_is_said(capsys):
 
 OF_THE_AGENT = {  # to whether checkpoints keep it
     "self.register_buffer('mu', torch.zeros(3))": True,
-    "self.mu = [self.actor, *self.critic.parameters(), self.last]": True,
+    "self.mu = [self.actor, *self.critic.parameters(), self.last, nn.Tanh()]": True,
     "self.mu = {'a name': (None, 2.0, torch.default_generator)}": True,
     "self.register_buffer('mu', torch.zeros(3), persistent=False)": False,
     "self.mu = torch.zeros(3)": False,
