@@ -604,3 +604,8 @@ def test_an_attribute_is_set_below_the_wrappers_of_a_world():
     world = SimpleNamespace(unwrapped=SimpleNamespace(force=1))
     ppo_multi.Worlds.set_attr(SimpleNamespace(envs=[world]), "force", 7)
     assert world.unwrapped.force == 7
+
+
+def test_each_agent_begins_with_a_pole_of_its_own():
+    obs, _ = tasks.MultiCartPole().reset(seed=5)
+    assert len({x.tobytes() for x in obs.values()}) == len(obs) > 1

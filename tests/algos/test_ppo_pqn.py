@@ -202,3 +202,10 @@ def test_the_optimizer_is_radam_and_its_rate_falls(monkeypatch):
     optimizer = call["optimizer"]
     assert type(optimizer) is torch.optim.RAdam and optimizer.param_groups[0]["lr"] < 0.001
     assert call["collect"] is ppo_pqn.collect and call["loss_of"] is ppo_pqn.pqn_loss
+
+
+def test_the_learning_rate_is_the_one_asked_for(monkeypatch):
+    seen = calls(monkeypatch, ppo, "train")
+    short = dict(total_timesteps=128, num_envs=4, num_steps=16, anneal_lr=False)
+    train(ppo_pqn, **short, learning_rate=0.01)
+    assert seen[0]["optimizer"].param_groups[0]["lr"] == 0.01

@@ -205,3 +205,8 @@ def test_the_critic_of_bonuses_sees_what_the_other_networks_see():
     rows = torch.as_tensor(np.concatenate([buffer["obs"], after[None]])).flatten(0, 1)
     for found, obs in zip(seen, (rows, batch["obs"]), strict=True):
         torch.testing.assert_close(found, ((obs - 3) / 2).clip(-10, 10))
+
+
+def test_the_grid_of_the_far_goal_is_always_the_same():
+    grids = [gym.make("tasks:FarGoal-v0").unwrapped.moves for _ in range(2)]
+    np.testing.assert_array_equal(*grids)

@@ -271,3 +271,13 @@ def test_arrays_of_an_edit_are_kept_whatever_their_length():
     assert buffers[1].arrays["next_obs"][1].tolist() == [10, 10, 10]
     assert buffers[1].arrays["truncated"][:3].tolist() == [True, True, False]
     assert buffers[1].arrays["tree"][16] == 11 and len(state["obs"]) == 2
+
+
+@pytest.mark.parametrize("script", [td3, td3_sac])
+def test_only_the_steps_after_learning_starts_are_learned_from(script):
+    """Of the three side by side that reach it one."""
+    settings = dict(env_id="Pendulum-v1", num_envs=3, total_timesteps=60, learning_starts=29)
+    run = train(script, **settings, batch_size=4, hidden_sizes=(4, 4))
+    states = run.parts["critic_optimizer"].state.values()
+    assert {int(state["step"]) for state in states} == {60 - 29}
+    assert run.parts["gradient_step"].value == 60

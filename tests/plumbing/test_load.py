@@ -306,3 +306,11 @@ def test_a_loaded_dqn_explores_as_its_evaluation_did():
     result = json.loads((run.folder / "result.json").read_text())
     returns = play(*load(run.folder, num_envs=3), env_seeds(3, 5, 0, 1))
     assert returns.mean() == pytest.approx(result["eval_return_mean"])
+
+
+def test_what_trained_in_processes_is_loaded_without():
+    folder = finished("ppo").folder
+    about = json.loads((folder / "args.json").read_text())
+    about["args"]["async_envs"] = True
+    (folder / "args.json").write_text(json.dumps(about))
+    assert isinstance(load(folder)[1], ppo.SyncEnvs)

@@ -643,3 +643,23 @@ def test_where_memory_is_missing_a_run_that_has_begun_can_be_resumed(begun, monk
     with pytest.raises(MemoryError) as raised:
         ppo.main(*arguments)
     assert "to resume: " in raised.value.__notes__[0]
+
+
+def test_the_bar_of_a_resumed_run_begins_where_the_run_does():
+    settings = dict(num_envs=2, num_steps=32, total_timesteps=512, checkpoint_frequency=128)
+    run = stopped(new_run(ppo, **settings), ppo.train, after=319)
+    resumed = new_run(ppo, **settings, resume=str(run.folder))
+    ppo.train(resumed.args, resumed)
+    assert (resumed.bar.initial, resumed.bar.n) == (256, 512)
+    resumed.close()
+
+
+def test_numpy_s_own_generator_draws_anew_after_each_checkpoint():
+    run = new_run(ppo)
+    drawn = []
+    for step in (0, 0, 128):
+        run.step_count = step
+        run.seed_learning()
+        drawn.append(np.random.random())
+    assert drawn[0] == drawn[1] != drawn[2]
+    run.close()

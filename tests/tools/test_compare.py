@@ -316,6 +316,8 @@ HEALTH = [  # curves and arguments, how the one line about them begins or, where
         "from step 2,000 on the explained variance is negative (-0.5)",
     ),
     ({"explained_variance": [-0.5] * 16, "args": {"num_envs": 8}}, ""),
+    # Q is what rewards were worth at their best, though the policy has unlearned since
+    ({"q_values": [90.0] * 20, "episode": ([200.0] * 10 + [20.0] * 10, 200.0)}, ""),
     ({"explained_variance": [-0.5] * 17, "args": {"num_envs": 8}}, "from step 1,000 on the expl"),
     # but what is not finite is said at once; of equal returns nothing is explained
     ({"value_loss": [1.0] * 9 + [np.nan] * 2}, "from step 10,000 on losses/value_loss is not fin"),

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,11 @@ def test_our_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path):
         for step, seconds in ((500, 0), (1000, 90), (1500, 91), (2000, 92)):
             writer.add_scalar("charts/SPS", 1.0, step, walltime=1e9 + seconds)
     assert speed.our_sps(speed.Cell("ppo", "CartPole-v1", first=900), str(tmp_path)) == 500
+
+
+def test_cores_are_held_only_while_measuring():
+    before = os.sched_getaffinity(0)
+    for cores in {1, len(before)}:
+        with speed.held_to(cores):
+            assert len(os.sched_getaffinity(0)) == cores
+        assert os.sched_getaffinity(0) == before

@@ -85,3 +85,8 @@ def test_our_results_can_all_be_written_by_their_config():
     for cell in cells:
         assert reference.config_of(cell), cell.about["command"]
         assert cell in reference.chosen(cells, f"{reference.config_of(cell)}:{cell.table}")
+
+
+def test_variants_have_references_too(results, tool):
+    report.write_cell("ppo_lstm", [a_run(1, 3.0)], report.RESULTS / "variants")
+    assert "ppo_lstm: 1 seed" in tool(reference, "CartPole-v1", "--runs-dir", "mine").out

@@ -394,7 +394,10 @@ def test_of_two_cut_runs_the_newer_is_resumed(tmp_path):
     assert run.run_folder(job) == (folder, None)
 
 
-def test_a_node_gives_as_many_cores_as_threads_and_gets_the_first_weights(monkeypatch, tmp_path):
+@pytest.mark.parametrize("device, gpus", [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])
+def test_a_node_gives_as_many_cores_as_threads_and_gets_the_first_weights(
+    device, gpus, monkeypatch, tmp_path
+):
     asked, sent = [], []
     started = SimpleNamespace(news=SimpleNamespace(remote=int))
     node = SimpleNamespace(remote=lambda words, files, parent: sent.append(files) or started)
@@ -405,8 +408,9 @@ def test_a_node_gives_as_many_cores_as_threads_and_gets_the_first_weights(monkey
     Path("first.npz").write_bytes(b"weights")
     options = run.parse_options(["mine.toml", "--seeds", "1", "--torch-threads", "3"])
     (job,) = run.plan(options, [])
+    job.args["device"] = device
     run.RayRun(job)
-    assert asked == [{"num_cpus": 3, "num_gpus": 0}] and sent[0]["first.npz"] == b"weights"
+    assert asked == [{"num_cpus": 3, "num_gpus": gpus}] and sent[0]["first.npz"] == b"weights"
 
 
 def ray_run(monkeypatch, folder, get):

@@ -205,6 +205,14 @@ def test_tpe_draws_from_its_ranges_and_repeats_by_its_seed(monkeypatch, tmp_path
         assert settings["num_minibatches"] == settings["num_steps"]
 
 
+def test_no_batch_of_tpe_asks_what_another_has_asked(monkeypatch, tmp_path):
+    """Also while none has a score, so that all are drawn at random."""
+    monkeypatch.setattr(tune.Study, "train", lambda *_: None)
+    study = study_of(tmp_path, PPO, "--trials", 12, "--batch", 4)
+    study.search()
+    assert len({str(trial.params) for trial in study.open().trials}) == 12
+
+
 def test_numbers_that_are_searched_can_be_read_and_stay_in_their_range():
     for value, low, high, expected in [
         (0.0012345678, 1e-5, 0.1, 0.001235),
