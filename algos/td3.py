@@ -37,7 +37,7 @@ import time
 import tomllib
 import traceback
 import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1592,7 +1592,7 @@ class Run:
         """Says in a line if no part keeps what the agent or an optimizer has."""
         lost = [name for name, _ in self.agent.named_buffers() if name not in self.names]
         for name, value in vars(self.agent).items():
-            if name not in vars(nn.Module()) and self.holds_unsaved(value, self.parts):
+            if self.holds_unsaved(value, self.parts):
                 lost.append(name)
         for name in lost:
             how = "if it learns or changes, use persistent buffers, nn.ModuleDict or nn.ModuleList"
@@ -1869,7 +1869,9 @@ def states_in(value) -> list:
         value = [*value.parameters(), *value.buffers()]
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, list | tuple | set | collections.deque):
+    if is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name, None) for field in fields(value)]
+    if isinstance(value, list | tuple | collections.deque):
         return [state for each in value for state in states_in(each)]
     generators = torch.Generator | np.random.Generator | random.Random
     kinds = torch.Tensor | torch.optim.Optimizer | generators

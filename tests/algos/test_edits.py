@@ -447,8 +447,9 @@ def test_what_an_optimizer_has_beside_its_state_is_refused_if_no_checkpoint_keep
             return {}
 
     run = new_run(ppo)
-    for optimizer in kind(run.agent.parameters()), Saving(run.agent.parameters()):
-        optimizer.parameters = list(run.agent.parameters())
+    learned = [*run.agent.parameters(), *nn.Linear(2, 3).parameters()]
+    for optimizer in kind(learned), Saving(learned):
+        optimizer.parameters = learned
         optimizer.modules = list(run.agent.modules())
         optimizer.rng = run.rng
         optimizer.scale = 0.5
@@ -587,6 +588,7 @@ OF_THE_AGENT = {  # to whether checkpoints keep it
     "self.mu = {name: x.clone() for name, x in self.actor.state_dict().items()}": False,
     "self.mu = collections.deque([torch.zeros(3)], maxlen=5)": False,
     "self.mu = [self.actor, {'head': nn.Linear(2, 3)}]": False,
+    "self.mu = __import__('dataclasses').make_dataclass('Scale', 'x')(torch.ones(3))": False,
     "self.mu = (nn.Parameter(torch.zeros(3)),)": False,
     "self.mu = torch.Generator()": False,
     "self.mu = np.random.default_rng(0)": False,
