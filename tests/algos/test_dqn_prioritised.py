@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import dqn
 import dqn_prioritised
+import dqn_quantile
 import numpy as np
 import pytest
 import torch
@@ -234,6 +235,15 @@ def test_with_exponent_0_it_is_dqn(name):
     assert curves == {key: pytest.approx(x, rel=1e-5) for key, x in scalars(plain.folder).items()}
     if name == "mse":
         assert train(dqn_prioritised, **settings).hash() != plain.hash()
+
+
+@pytest.mark.parametrize("module", [dqn_prioritised, dqn_quantile])
+def test_of_games_each_frame_is_kept_once(module, monkeypatch):
+    """Stacks of four would take four times the memory."""
+    told = calls(monkeypatch, dqn, "train")
+    game = {"env_id": "ALE/Freeway-v5", "total_timesteps": 8, "learning_starts": 8}
+    train(module, **game, buffer_size=64, batch_size=4, priority_exponent=0.6, eval_episodes=1)
+    assert type(told[0]["buffer"].obs) is dqn.FrameStacks
 
 
 def test_a_batch_has_a_step_of_each_equal_part_of_the_sum():

@@ -172,7 +172,7 @@ def test_a_truncated_episode_is_valued_by_its_normalised_last_observation():
     agent = ppo.Agent(ppo.Args(norm_obs=True), VECTORS, gym.spaces.Discrete(3))
     agent.obs_moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))
     buffer, rng = ppo.RolloutBuffer(), np.random.default_rng(0)
-    obs, final = rng.normal(2, 5, (3, 1, 2)).astype(np.float32), np.float32([[7.0, 70.0]])
+    obs, final = rng.normal(2, 5, (3, 1, 2)).astype(np.float32), np.float32([[27.0, 70.0]])
     ends = np.array([[False], [True], [False]])
     never = np.zeros(1, np.bool_)
     for t in range(3):

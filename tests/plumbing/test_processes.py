@@ -281,6 +281,20 @@ def test_what_environments_draw_from_shared_generators_repeats_and_resumes(name,
     assert whole.hash() == again.hash() == resumed.hash()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_two_environments_are_made_alike(asynchronous):
+    """Nor those before a checkpoint and those after it."""
+    run = new_run(ppo, **small("Born", checkpoint_frequency=64, async_envs=asynchronous))
+    run.start(agent=run.agent)
+    worlds = [*run.obs]
+    while run.step_count < 64:
+        run.step(np.zeros(2, np.int64))
+    worlds += [*run.obs]
+    run.close()
+    for numbers in zip(*worlds, strict=True):  # from Python's, NumPy's and torch's generator
+        assert len({*numbers}) == 4
+
+
 def test_processes_are_no_forks_of_one_that_has_threads():
     """Which would hang in the first product of two matrices."""
     run = new_run(ppo, **small("Clock", async_envs=True))
