@@ -167,9 +167,10 @@ class Worlds:
         self.agents = worlds[0].possible_agents
         self.spaces = [worlds[0].observation_space(agent) for agent in self.agents]
         for space in self.spaces:
-            image = space.dtype == np.uint8 and len(space.shape) > 1
-            empty = not space.is_np_flattenable or gym.spaces.flatdim(space) == 0
-            if image or empty or "action_mask" in getattr(space, "spaces", ()):
+            parts = ppo.parts_of(space, "observation")
+            unfit = any(ppo.why_no_vector(part, alone=part is space) for _, part in parts)
+            masked = any("['action_mask']" in name for name, _ in parts)
+            if unfit or masked or gym.spaces.flatdim(space) == 0:
                 ppo.fail(f"ppo_multi takes vectors, neither images nor action masks: not {space}")
         n = len(self.agents)
         self.num_envs = n * len(worlds)

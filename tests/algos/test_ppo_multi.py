@@ -25,7 +25,7 @@ from conftest import (
     scalars,
 )
 from conftest import train as train_any
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 
@@ -529,6 +529,13 @@ class Unfit(Mortal):
         self.observation_space = lambda agent: obs
 
 
+class Unknown(gym.Space):
+    """Of a kind that gymnasium does not know."""
+
+    def __repr__(self):
+        return "Unknown"
+
+
 VECTOR = Box(-1, 1, (2,), np.float32)
 UNFIT = {  # words of the line that says so: the spaces
     "action masks: not Box(0, 255, (84, 84, 3)": (
@@ -538,6 +545,17 @@ UNFIT = {  # words of the line that says so: the spaces
         Discrete(2), Discrete(2), Dict(action_mask=MultiBinary(2), obs=VECTOR)
     ),
     "action masks: not Box([], [], (0,)": (Discrete(2), Discrete(2), Box(0, 1, (0,))),
+    "action masks: not Dict('camera'": (
+        Discrete(2), Discrete(2), Dict(camera=Box(0, 255, (40, 40, 3), np.uint8), speed=VECTOR)
+    ),
+    "action masks: not Box(0.0, 1.0, (40, 40, 3)": (
+        Discrete(2), Discrete(2), Box(0, 1, (40, 40, 3), np.float32)
+    ),
+    "action masks: not Tuple(Dict('action_mask'": (
+        Discrete(2), Discrete(2), Tuple([Dict(action_mask=MultiBinary(2)), VECTOR])
+    ),
+    "action masks: not Sequence(": (Discrete(2), Discrete(2), Sequence(VECTOR)),
+    "action masks: not Unknown": (Discrete(2), Discrete(2), Unknown((2,), np.float32)),
     "ppo_multi takes actions of one kind, not": (Discrete(2), Box(-1, 1, (1,), np.float32), VECTOR),
     "actions must be Discrete or a Box of real numbers, not": (
         MultiDiscrete([2, 3]), MultiDiscrete([2, 3]), VECTOR
