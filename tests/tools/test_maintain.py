@@ -4,6 +4,8 @@ import csv
 import importlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +107,21 @@ def test_cores_are_held_only_while_measuring():
         with speed.held_to(cores):
             assert len(os.sched_getaffinity(0)) == cores
         assert os.sched_getaffinity(0) == before
+
+
+def test_steps_until_solved_are_those_of_the_first_evaluation_that_is_good_enough(tmp_path):
+    """In the environment that is named: its episodes have 13 steps, the training's up to 500."""
+    said = {}
+    for threshold in ("9", "13.5"):  # CartPole-v1 reaches both, an episode of 13 steps only one
+        words = [threshold, "environments:ShortCartPole-v0", "ppo", "--total-timesteps", "6144"]
+        words = [speed.MAINTAIN / "until_solved.py", *words, "--runs-dir", tmp_path]
+        path = {"PYTHONPATH": str(ROOT / "tests")}
+        run = subprocess.run(
+            [sys.executable, *map(str, words)],
+            env=os.environ | path,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        said[threshold] = [json.loads(x) for x in run.stdout.splitlines() if x.startswith("{")]
+    assert said == {"9": [{"steps": 2048}], "13.5": []}
