@@ -12,6 +12,7 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
 - the KL for target_kl, and the moments that normalise, are those of all ranks' samples;
 - advantages are normalised in each rank's own minibatch, as is the custom;
 - rank 0 alone writes the run folder, evaluates and prints; its curves have the episodes of all;
+- after each iteration all take rank 0's weights and buffers;
 - at the start and after each checkpoint all go on from rank 0's state, with generators that follow
   from seed, rank and step: so a run that is resumed ends as one that was never stopped.
 """
@@ -28,6 +29,7 @@ import numpy as np
 import ppo
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 @dataclass
@@ -74,6 +76,15 @@ def train(args: Args, run: ppo.Run):
         return own_step(actions)
 
     run.step = step_of_all
+
+    own_end = run.end_iteration
+
+    def end_of_all(scalars):
+        share({name: part for name, part in run.parts.items() if isinstance(part, nn.Module)})
+        return own_end(scalars)
+
+    run.end_iteration = end_of_all
+    ppo.RunningMoments.update = update_moments  # also of moments that an edit of ppo.py adds
 
     def collect(agent, run, args):
         if run.step_count % run.checkpoint_steps == 0:
@@ -158,13 +169,21 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def share_state(run):
-    """All go on from what rank 0 has just saved or read, each with generators of its own."""
-    states = {name: part.state_dict() for name, part in run.parts.items()}
+def share(parts: dict):
+    """They become those of rank 0. Batch norm, for one, has statistics of each rank's own samples,
+    and an edit may draw new weights.
+    """
+    states = {name: part.state_dict() for name, part in parts.items()}
     state = from_rank_0(ppo.without_numpy(states))
     if dist.get_rank() > 0:
-        for name, part in run.parts.items():
+        for name, part in parts.items():
             part.load_state_dict(state[name])
+
+
+def share_state(run):
+    """All go on from what rank 0 has just saved or read, each with generators of its own."""
+    share(run.parts)
+    if dist.get_rank() > 0:
         fresh = np.random.default_rng([run.args.seed, run.step_count])
         run.rng.bit_generator.state = fresh.bit_generator.state
         torch.manual_seed(int(run.rng.integers(2**63)))
@@ -188,38 +207,21 @@ def merged_moments(counts, means, variances):
     return count, mean, squares / count
 
 
-class RunningMoments(ppo.RunningMoments):
-    """Of what all ranks have seen, the same in all of them."""
-
-    def update(self, x):
-        if num_ranks() == 1:
-            return super().update(x)
-        x = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device)
-        n = torch.full_like(self.mean, len(x))
-        # the ranks send what is new alone: of the past all have the same, and it counts once
-        new = from_all(torch.stack([n, x.mean(dim=0), x.var(dim=0, correction=0)]))
-        past = torch.stack([torch.full_like(self.mean, self.count), self.mean, self.var])
-        count, mean, var = merged_moments(*torch.cat([past[None], new]).unbind(dim=1))
-        self.count.copy_(count.flatten()[0])
-        self.mean.copy_(mean)
-        self.var.copy_(var)
+def update_moments(moments, x):
+    """ppo.RunningMoments.update, by what all ranks have seen: they stay the same in all of them."""
+    x = torch.as_tensor(x, dtype=torch.float64, device=moments.mean.device)
+    n = torch.full_like(moments.mean, len(x))
+    # the ranks send what is new alone: of the past all have the same, and it counts once
+    new = from_all(torch.stack([n, x.mean(dim=0), x.var(dim=0, correction=0)]))
+    past = torch.stack([torch.full_like(moments.mean, moments.count), moments.mean, moments.var])
+    count, mean, var = merged_moments(*torch.cat([past[None], new]).unbind(dim=1))
+    moments.count.copy_(count.flatten()[0])
+    moments.mean.copy_(mean)
+    moments.var.copy_(var)
 
 
-class Agent(ppo.Agent):
-    def __init__(self, args, obs_space, action_space):
-        super().__init__(args, obs_space, action_space)
-        for module in self.modules():  # also those that an edit of ppo.py adds
-            if type(module) is ppo.RunningMoments:
-                module.__class__ = RunningMoments
-
-
-def make_agent(args, obs_space, action_space):
-    if len(obs_space.shape) == 3:
-        ppo.refuse_typed(args, "hidden_size activation", "with images")
-    return ppo.make_agent(args, obs_space, action_space, Agent)
-
-
-make_envs = ppo.make_envs  # put your own here: join and main both take it
+make_agent = ppo.make_agent  # put your own here: join and main both take them
+make_envs = ppo.make_envs
 
 
 class FollowingRun(ppo.Run):

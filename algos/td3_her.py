@@ -95,6 +95,7 @@ class Hindsight:
         ends = attribute(env, "compute_terminated") or panda_success(env)
         self.compute_terminated = ends and OfEach(ends)
         self.total = 0  # rows added so far
+        self.warned = False
         self.first = np.arange(self.num_envs)  # row with which each one's running episode began
         goal_size = gym.spaces.flatdim(self.goal_space)
         self.arrays = {
@@ -108,7 +109,7 @@ class Hindsight:
         reached = next_obs[:, self.achieved]
         if self.run.args.n_sampled_goal > 0 and not np.isfinite(reached).all():
             raise FloatingPointError(f"achieved_goal not finite: hindsight cannot use {reached}")
-        if self.total < 1000 and self.run.args.n_sampled_goal > 0:
+        if self.run.args.n_sampled_goal > 0 and not self.warned:
             self.check_rewards(obs, rewards, next_obs)
         rows = self.total + np.arange(self.num_envs)
         self.arrays["reached"][rows % self.capacity] = reached
@@ -136,7 +137,11 @@ class Hindsight:
             right |= np.isclose(rewards, moved, rtol=1e-3, atol=1e-3)
         if not right.all():
             said = f"compute_reward says {computed} of these goals in float32"
-            raise ValueError(f"rewards are {rewards}, but {said}: see docs/variants.md, td3_her")
+            error = f"rewards are {rewards}, but {said}: see docs/variants.md, td3_her"
+            if self.total < 1000:
+                raise ValueError(error)
+            self.warned = True  # float32 alone may err once in a million steps, at an edge
+            td3.say(f"warning: after {self.total} steps {error}")
 
     def relabel(self, batch, rows, rng):
         """The batch, which is of these rows, most of them with a goal of hindsight."""
@@ -252,6 +257,7 @@ def missing_for_goals(env, seed) -> str:
     numbers = gym.spaces.Box | gym.spaces.MultiBinary  # of others flattening makes one-hots
     alike = all(isinstance(goal, numbers) for goal in goals)
     alike = alike and goals[0].shape == goals[1].shape
+    alike = alike and 0 not in goals[0].shape
     if not alike or goals[0].dtype.kind != goals[1].dtype.kind:  # else 0.9 would be goal 0
         return f"achieved_goal and desired_goal, like numbers of one shape, in {space or 'a Dict'}"
     if attribute(env, "compute_reward") is None:

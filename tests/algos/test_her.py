@@ -98,12 +98,14 @@ class Crashing(Trail):
         return info.get("crashed") > 0
 
 
+NOTHING = Box(-1, 1, (0,))
 WRONG = {
     "NoAchieved": {"desired_goal": POINT, "observation": POINT},
     "NoDesired": {"achieved_goal": POINT, "observation": POINT},
     "Unlike": PARTS | {"achieved_goal": PARTS["observation"]},
     "Unkind": PARTS | {"desired_goal": Box(-1, 1, POINT.shape, np.int64)},
     "OneHot": PARTS | {"achieved_goal": Discrete(5), "desired_goal": Discrete(5)},
+    "Empty": PARTS | {"achieved_goal": NOTHING, "desired_goal": NOTHING},
 }
 TWO = Discrete(2)
 gym.register("Hasty-v0", Hasty)
@@ -372,8 +374,10 @@ def test_a_success_may_be_none_or_an_array(success, share):
 
 
 @pytest.mark.parametrize("module", [td3_her, dqn_her])
-def test_rewards_must_be_compute_reward_s(module):
-    """Here they are 10 * (after the step, before) * 2 - 3 * -100 - 100, and once another."""
+def test_rewards_must_be_compute_reward_s(module, capsys):
+    """Here they are 10 * (after the step, before) * 2 - 3 * -100 - 100, and once another. Later on,
+    where that of a rare event may be the first one, it is said once.
+    """
     script = Script(module, 21, 3)
     del script.hindsight.check_rewards  # the method again
     obs = script.observe()
@@ -390,6 +394,10 @@ def test_rewards_must_be_compute_reward_s(module):
     script.hindsight.add(obs, rewards, moved, never, never)  # one that moved after it
     with pytest.raises(ValueError, match="but compute_reward says"):
         script.hindsight.add(obs, 0.1 * rewards, *rest)
+    script.hindsight.total = 1002
+    for factor in (1, 0.1, 0.1):
+        script.hindsight.add(obs, factor * rewards, *rest)
+    assert capsys.readouterr().out.count("warning: after 1005 steps rewards are [") == 1
     script.hindsight.run.args.n_sampled_goal = 0  # its parent asks for no compute_reward
     script.hindsight.add(obs, 0.1 * rewards, *rest)
 

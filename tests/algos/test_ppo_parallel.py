@@ -152,14 +152,49 @@ def test_one_rank_is_ppo(on_ranks, command, flags):
     assert alone.hash == expected
 
 
+def share_at_checkpoints_alone():
+    """Between them all learn the same: without it, what they share would hide that they do not."""
+    share = ppo_parallel.share
+    ppo_parallel.share = lambda parts: share(parts) if "optimizer" in parts else None
+
+
 def test_all_ranks_end_with_one_hash(on_ranks):
     """Across checkpoints, and with a last rollout that is shorter."""
 
     def look(run):
-        return run.hash(), run.step_count, run.agent.obs_moments.count.item()
+        counts = [
+            moments.count.item() for moments in (run.agent.obs_moments, run.agent.return_moments)
+        ]
+        return run.hash(), run.step_count, *counts
 
-    found = on_ranks(2, trained(f"{PENDULUM} --total-timesteps 552", look))
-    assert set(found) == {(found[0][0], 552, 552)}
+    def alike(rank):
+        share_at_checkpoints_alone()
+        return trained(f"{PENDULUM} --total-timesteps 552", look)(rank)
+
+    found = on_ranks(2, alike)
+    assert set(found) == {(found[0][0], 552, 552, 552)}
+
+
+def test_what_a_rank_has_of_its_own_gives_way_to_rank_0_s(on_ranks):
+    """Statistics of batch norm, and weights that are drawn anew. There is no checkpoint."""
+
+    def edited(rank):
+        start, rollout_batch = ppo.Agent.__init__, ppo.rollout_batch
+
+        def with_batch_norm(agent, *arguments):
+            start(agent, *arguments)
+            agent.actor = nn.Sequential(nn.BatchNorm1d(4), agent.actor)
+
+        def drawn_anew(agent, *arguments):
+            agent.critic[-1].reset_parameters()
+            return rollout_batch(agent, *arguments)
+
+        ppo.Agent.__init__, ppo.rollout_batch = with_batch_norm, drawn_anew
+        flags = "--num-envs 2 --num-steps 16 --total-timesteps 256 --eval-episodes 1"
+        return trained(flags)(rank)
+
+    first, second = on_ranks(2, edited)
+    assert first == second
 
 
 def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
@@ -223,18 +258,22 @@ def test_gradients_are_averaged_before_they_are_clipped(on_ranks):
 
 
 def test_what_an_edit_adds_is_the_same_on_all_ranks(on_ranks):
-    """To a copy of ppo.py: moments in the agent, a module beside it that learns, and a learning
-    rate by NumPy. Across a checkpoint.
+    """To a copy of ppo.py: moments of a kind of their own, a module beside the agent that learns,
+    and a learning rate by NumPy. Across a checkpoint.
     """
 
+    class Narrow(ppo.RunningMoments):
+        pass
+
     def edited(rank):
+        share_at_checkpoints_alone()
         torch.manual_seed(rank)
         model, start, ppo_loss = nn.Linear(4, 4), ppo.Agent.__init__, ppo.ppo_loss
         rollout_batch, train = ppo.rollout_batch, ppo.train
 
         def with_moments(agent, *arguments):
             start(agent, *arguments)
-            agent.moments_of_returns = ppo.RunningMoments(())
+            agent.moments_of_returns = Narrow(())
 
         def seen(agent, *arguments):
             batch, running_returns = rollout_batch(agent, *arguments)
@@ -268,9 +307,9 @@ def test_the_moments_of_all_ranks_are_those_of_all_they_saw_each_sample_once(on_
     data = [[rng.normal(rank, 1 + rank, (n, 7)) for rank, n in enumerate(row)] for row in sizes]
 
     def update(rank):
-        moments = ppo_parallel.RunningMoments((7,))
+        moments = ppo.RunningMoments((7,))
         for row in data:
-            moments.update(row[rank])
+            ppo_parallel.update_moments(moments, row[rank])
         return moments.count.item(), moments.mean.numpy(), moments.var.numpy()
 
     everything = np.concatenate([x for row in data for x in row])
