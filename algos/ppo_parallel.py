@@ -12,7 +12,7 @@ It imports ppo.py, which must lie beside it, and holds only what differs:
 - the KL for target_kl, and the moments that normalise, are those of all ranks' samples;
 - advantages are normalised in each rank's own minibatch, as is the custom;
 - rank 0 alone writes the run folder, evaluates and prints; its curves have the episodes of all;
-- after each iteration all take rank 0's weights and buffers;
+- before each rollout all take rank 0's weights and buffers;
 - at the start and after each checkpoint all go on from rank 0's state, with generators that follow
   from seed, rank and step: so a run that is resumed ends as one that was never stopped.
 """
@@ -76,19 +76,13 @@ def train(args: Args, run: ppo.Run):
         return own_step(actions)
 
     run.step = step_of_all
-
-    own_end = run.end_iteration
-
-    def end_of_all(scalars):
-        share({name: part for name, part in run.parts.items() if isinstance(part, nn.Module)})
-        return own_end(scalars)
-
-    run.end_iteration = end_of_all
     ppo.RunningMoments.update = update_moments  # also of moments that an edit of ppo.py adds
 
     def collect(agent, run, args):
         if run.step_count % run.checkpoint_steps == 0:
             share_state(run)
+        elif run.step_count % args.iteration_steps == 0:  # before a rollout
+            share({name: part for name, part in run.parts.items() if isinstance(part, nn.Module)})
         return ppo.collect_step(agent, run, args)
 
     def make_batch(agent, buffer, args, running_returns):

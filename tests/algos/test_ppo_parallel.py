@@ -176,10 +176,13 @@ def test_all_ranks_end_with_one_hash(on_ranks):
 
 
 def test_what_a_rank_has_of_its_own_gives_way_to_rank_0_s(on_ranks):
-    """Statistics of batch norm, and weights that are drawn anew. There is no checkpoint."""
+    """Statistics of batch norm, and weights that are drawn anew: all act by the same ones. There is
+    no checkpoint.
+    """
 
     def edited(rank):
-        start, rollout_batch = ppo.Agent.__init__, ppo.rollout_batch
+        start, rollout_batch, collect_step = ppo.Agent.__init__, ppo.rollout_batch, ppo.collect_step
+        acted_by = []
 
         def with_batch_norm(agent, *arguments):
             start(agent, *arguments)
@@ -189,12 +192,17 @@ def test_what_a_rank_has_of_its_own_gives_way_to_rank_0_s(on_ranks):
             agent.critic[-1].reset_parameters()
             return rollout_batch(agent, *arguments)
 
+        def watched(agent, run, args):
+            acted_by.append(run.hash())
+            return collect_step(agent, run, args)
+
         ppo.Agent.__init__, ppo.rollout_batch = with_batch_norm, drawn_anew
+        ppo.collect_step = watched
         flags = "--num-envs 2 --num-steps 16 --total-timesteps 256 --eval-episodes 1"
-        return trained(flags)(rank)
+        return trained(flags, lambda run: acted_by)(rank)
 
     first, second = on_ranks(2, edited)
-    assert first == second
+    assert first == second and len(set(first)) == 4
 
 
 def test_ranks_learn_what_one_learns_from_the_samples_of_all(on_ranks):
