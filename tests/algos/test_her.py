@@ -105,7 +105,7 @@ WRONG = {
     "Unlike": PARTS | {"achieved_goal": PARTS["observation"]},
     "Unkind": PARTS | {"desired_goal": Box(-1, 1, POINT.shape, np.int64)},
     "OneHot": PARTS | {"achieved_goal": Discrete(5), "desired_goal": Discrete(5)},
-    "Empty": PARTS | {"achieved_goal": NOTHING, "desired_goal": NOTHING},
+    "NoNumbers": PARTS | {"achieved_goal": NOTHING, "desired_goal": NOTHING},
 }
 TWO = Discrete(2)
 gym.register("Hasty-v0", Hasty)
